@@ -1,0 +1,1277 @@
+"""Proximal Policy Optimization (PPO) on Atari games, from pixels.
+
+Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, with the details that Huang et al. 2022 list for Atari
+       (https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/).
+Run:   python ppo_atari.py --env-id PongNoFrameskip-v4
+Shapes: T steps, N envs, B = T * N, M minibatch, (C, H, W) a stack of C images, A actions.
+        Index t is the transition from obs[t]: dones[t] says that this very step ended its episode.
+Differs from the paper: the value loss is clipped and advantages are normalised in each minibatch, as in OpenAI's code;
+        a time limit is no end of the task, so the last value of a truncated episode is bootstrapped.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import importlib.metadata
+import importlib.util
+import io
+import json
+import math
+import multiprocessing
+import os
+import pickle
+import platform
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import ale_py
+import gymnasium as gym
+import numpy as np
+import psutil
+import torch
+import tyro
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from stable_baselines3.common.atari_wrappers import ClipRewardEnv, EpisodicLifeEnv, MaxAndSkipEnv, NoopResetEnv
+from torch import Tensor, nn
+from torch.distributions import Categorical
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+# ----- Arguments -----
+@dataclass(frozen=True)
+class Args:
+    """PPO on Atari games and on any other environment whose observations are images."""
+
+    exp_name: str = Path(__file__).stem
+    """name of the experiment, part of the run folder's name"""
+    seed: int = 1
+    """seeds python, numpy, torch, the environments and their action spaces"""
+    torch_deterministic: bool = True
+    """deterministic kernels: the same command gives the same weights, bit for bit on a CPU"""
+    cuda: bool = True
+    """use a CUDA device where there is one, else the CPU"""
+    threads: int = 0
+    """CPU threads of torch and of the emulator; 0: one for each core, for torch at most 8"""
+    run_dir: str = "runs"
+    """parent folder of the run folders"""
+    checkpoint_every: int = 100_000
+    """environment steps between checkpoints; 0: only at the end and on interruption"""
+    eval_every: int = 250_000
+    """environment steps between evaluations during training; 0: only at the end"""
+    eval_episodes: int = 10
+    """episodes of each evaluation"""
+    eval_greedy: bool = False
+    """evaluate with the most probable action; off: sampled from the policy"""
+    resume: str | None = None
+    """continue a run from its folder or from a checkpoint file"""
+    evaluate: str | None = None
+    """evaluate the checkpoint in this file or run folder, print the result, exit"""
+    capture_video: bool = False
+    """write MP4 files of evaluation episodes to the run's videos/"""
+    track: bool = False
+    """mirror the run to Weights & Biases"""
+    wandb_project_name: str = "onefile-rl"
+    """project on Weights & Biases"""
+    wandb_entity: str | None = None
+    """team on Weights & Biases"""
+    progress: bool = True
+    """show a progress bar where the output is a terminal"""
+
+    env_id: str = "BreakoutNoFrameskip-v4"
+    """any id that gymnasium.make takes, package.module:Id-v0 included; Atari: GameNoFrameskip-v4 or ALE/Game-v5"""
+    backend: Literal["ale", "gymnasium"] = "ale"
+    """ale: ale-py's own vector environment, Atari only; gymnasium: gymnasium.make and wrappers, anything with images"""
+    vector: Literal["sync", "async"] = "sync"
+    """how the environments of the gymnasium backend step: in this process, or in one process each"""
+    num_envs: int = 8
+    """parallel environments, N"""
+
+    num_steps: int = 128
+    """steps of each environment in one rollout, T"""
+
+    total_timesteps: int = 10_000_000
+    """environment steps of the whole run, over all environments; in Atari 4 frames each"""
+    learning_rate: float = 2.5e-4
+    """step size of Adam"""
+    anneal_lr: bool = True
+    """let the learning rate fall linearly to 0 over the run"""
+    gamma: float = 0.99
+    """discount of a reward one step later"""
+    compile: bool = False
+    """torch.compile the network, with CUDA graphs on a GPU; off is faster on CPUs"""
+    amp: bool = False
+    """bfloat16 convolutions; pays on GPUs and on CPUs with AMX, crawls on other CPUs"""
+
+    num_minibatches: int = 4
+    """minibatches of one pass over the batch; B / num_minibatches samples each"""
+    update_epochs: int = 4
+    """passes over each batch"""
+    gae_lambda: float = 0.95
+    """lambda of GAE: 0 is one-step TD (low variance), 1 is Monte Carlo (no bias)"""
+    norm_adv: bool = True
+    """normalise the advantages of each minibatch to mean 0, deviation 1"""
+    clip_coef: float = 0.1
+    """epsilon of the paper's equation 7; usually 0.1 to 0.3"""
+    clip_vloss: bool = True
+    """keep the value within clip_coef of its old estimate, as the policy's ratio is kept near 1"""
+    ent_coef: float = 0.01
+    """weight of the entropy bonus; usually 0 to 0.05"""
+    vf_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.5
+    """longest gradient; longer ones are scaled down to it"""
+    target_kl: float | None = None
+    """end an update at the first minibatch whose approximate KL divergence exceeds this; usually 0.01 to 0.05"""
+
+    @property
+    def batch_size(self) -> int:
+        return self.num_envs * self.num_steps
+
+    @property
+    def minibatch_size(self) -> int:
+        return self.batch_size // self.num_minibatches
+
+    @property
+    def num_iterations(self) -> int:
+        return self.total_timesteps // self.batch_size
+
+    def __post_init__(self) -> None:
+        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs", "eval_episodes"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+        for name in ("threads", "checkpoint_every", "eval_every"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "must be at least 0")
+        for name in ("gamma", "gae_lambda"):
+            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "must be from 0 to 1")
+        for name in ("learning_rate", "clip_coef", "max_grad_norm"):
+            require(0 < getattr(self, name) < float("inf"), name, getattr(self, name), "must be above 0")
+        for name in ("ent_coef", "vf_coef"):
+            require(0 <= getattr(self, name) < float("inf"), name, getattr(self, name), "must be at least 0")
+        require(0 <= self.seed < 2**31 - 100_000, "seed", self.seed, "must be from 0 to 2147383647")
+        require(
+            self.target_kl is None or self.target_kl > 0, "target_kl", self.target_kl, "must be above 0, or left out"
+        )
+        require(
+            self.batch_size % self.num_minibatches == 0,
+            "num_minibatches",
+            self.num_minibatches,
+            f"must divide num_envs * num_steps = {self.batch_size}",
+        )
+        require(
+            self.minibatch_size > 1 or not self.norm_adv,
+            "num_minibatches",
+            self.num_minibatches,
+            f"must leave at least 2 of the {self.batch_size} samples in a minibatch: one alone cannot be normalised",
+        )
+        require(
+            self.num_iterations >= 1,
+            "total_timesteps",
+            self.total_timesteps,
+            f"must be at least num_envs * num_steps = {self.batch_size}, one iteration",
+        )
+
+
+# ----- Environment -----
+def find_spec(env_id: str) -> EnvSpec:
+    """Returns the registered specification of an environment; `package.module:Id-v0` imports the module first.
+
+    Raises:
+        UsageError: there is no such module or id; the message names the nearest ids.
+    """
+    gym.register_envs(ale_py)
+    module, _, name = env_id.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise UsageError(f"--env-id {env_id}: there is no module {error.name!r} on the import path") from error
+    if name in gym.registry:
+        return gym.registry[name]
+    usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
+    by_length = sorted(usable, key=len)
+    near = [known for known in by_length if name.split("-")[0].lower() in known.lower()] if name else []
+    near += difflib.get_close_matches(name, usable, n=5)
+    raise UsageError(
+        f"--env-id {env_id}: there is no environment of this id"
+        + (f"; the nearest: {', '.join(list(dict.fromkeys(near))[:5])}" if near else "")
+    )
+
+
+def is_atari(spec: EnvSpec) -> bool:
+    """Says whether the environment is one of ale-py's games.
+
+    Raises:
+        UsageError: the id skips a random number of frames, which neither way of making environments does.
+    """
+    if spec.entry_point != "ale_py.env:AtariEnv":
+        return False
+    if isinstance(spec.kwargs.get("frameskip"), tuple):
+        game = spec.id.split("-")[0]
+        raise UsageError(
+            f"--env-id {spec.id} skips a random number of frames; use {game}NoFrameskip-v4 or ALE/{game}-v5"
+        )
+    return True
+
+
+class NativeAtariEnv(AtariVectorEnv):
+    """ale-py's C++ vector environment, reporting ends as gymnasium's vector environments do.
+
+    A lost life ends the recording but not the game. ale-py does not say which of the two happened, and its `final_obs` of
+    a lost life is uninitialised memory, so both are worked out here. `infos["final_info"]["episode"]` has the true score
+    of the whole game ("r") and its length in agent steps ("l"), where its mask `_episode` is set.
+
+    Args:
+        spec: of an Atari game; sticky actions and action set are taken from it.
+        num_envs: parallel games.
+        num_threads: threads that step them; 0: one for each core.
+        training: a lost life counts as termination, and rewards are replaced by their signs.
+    """
+
+    def __init__(self, spec: EnvSpec, num_envs: int, num_threads: int, training: bool) -> None:
+        super().__init__(
+            game=spec.kwargs["game"],
+            num_envs=num_envs,
+            num_threads=min(num_threads, num_envs),
+            max_num_frames_per_episode=spec.kwargs["max_num_frames_per_episode"],
+            repeat_action_probability=spec.kwargs["repeat_action_probability"],
+            full_action_space=spec.kwargs["full_action_space"],
+            autoreset_mode=AutoresetMode.SAME_STEP,
+            frameskip=4,
+            # episodic_life would restart the whole game at each lost life.
+            life_loss_info=training,
+            # Clipped here instead, since ale-py does not report what it clipped.
+            reward_clipping=False,
+        )
+        self.training = training
+
+    def reset(
+        self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Starts new games; a list of seeds has one for each of them."""
+        obs, infos = super().reset(seed=np.asarray(seed) if isinstance(seed, list) else seed, options=options)
+        self.game_starts = infos["frame_number"] - infos["episode_frame_number"]
+        self.scores = np.zeros(self.num_envs)
+        self.lengths = np.zeros(self.num_envs, dtype=np.int64)
+        return obs, infos
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Steps all games by 4 frames."""
+        obs, reward, termination, truncation, infos = super().step(actions)
+        self.scores += reward
+        self.lengths += 1
+        # The emulator's total frame count goes on through resets, so a game's first frame number is its name.
+        game_starts = infos["frame_number"] - infos["episode_frame_number"]
+        game_over = game_starts != self.game_starts
+        self.game_starts = game_starts
+        if "final_obs" in infos:
+            infos["final_obs"] = np.where(game_over[:, None, None, None], infos["final_obs"], obs)
+        if game_over.any():
+            infos["final_info"] = {
+                "episode": {"r": self.scores.copy(), "l": self.lengths.copy()},
+                "_episode": game_over,
+            }
+            self.scores[game_over] = 0
+            self.lengths[game_over] = 0
+        if self.training:
+            reward = np.sign(reward)
+        return obs, reward, termination, truncation, infos
+
+
+class MaxAndSkip(MaxAndSkipEnv):
+    """Repeats an action for `skip` frames and shows the maximum of the last two, of the last one where a game ends early.
+
+    The parent shows frames of an earlier step when an episode ends within the skip.
+    """
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Takes `skip` steps with one action; rewards are summed."""
+        total_reward = 0.0
+        for i in range(self._skip):
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            total_reward += float(reward)
+            self._obs_buffer[i % 2] = obs
+            if terminated or truncated:
+                self._obs_buffer[:] = obs
+                break
+        return self._obs_buffer.max(axis=0), total_reward, terminated, truncated, info
+
+
+class FireReset(gym.Wrapper):
+    """Presses FIRE where a game waits for it: after a reset, and after a lost life when the game goes on."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.fire = env.unwrapped.get_action_meanings().index("FIRE")
+        self.lives = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        """Starts a game and serves the first ball."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        # Action 2 follows as in OpenAI's baselines: some games need a second button to start.
+        for action in (self.fire, 2):
+            obs, _, terminated, truncated, info = self.env.step(action)
+            if terminated or truncated:
+                obs, info = self.env.reset(options=options)
+        self.lives = self.env.unwrapped.ale.lives()
+        return obs, info
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Takes one step, and a second one with FIRE if that lost a life without ending the episode."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        lives = self.env.unwrapped.ale.lives()
+        if lives < self.lives and not (terminated or truncated):
+            obs, fire_reward, terminated, truncated, info = self.env.step(self.fire)
+            reward += fire_reward
+        self.lives = lives
+        return obs, reward, terminated, truncated, info
+
+
+def check_spaces(env: gym.Env, env_id: str) -> None:
+    """Raises a UsageError unless the environment shows images and takes one of a number of actions."""
+    obs_space, action_space = env.observation_space, env.action_space
+    if not isinstance(action_space, gym.spaces.Discrete):
+        hint = "; for a Box use ppo_continuous.py" if isinstance(action_space, gym.spaces.Box) else ""
+        raise UsageError(
+            f"--env-id {env_id}: this script wants Discrete actions, this environment has {action_space}{hint}"
+        )
+    if not (isinstance(obs_space, gym.spaces.Box) and obs_space.dtype == np.uint8 and len(obs_space.shape) in (2, 3)):
+        hint = "; for vectors use ppo_cartpole.py" if len(obs_space.shape or ()) == 1 else ""
+        raise UsageError(
+            f"--env-id {env_id}: this script wants images (uint8, 2 or 3 axes), this environment shows {obs_space}{hint}"
+        )
+
+
+def in_child_process() -> None:
+    """Leaves Ctrl-C to the training process, when called in an environment's own process."""
+    if multiprocessing.parent_process() is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def make_env(args: Args, training: bool, render_mode: str | None = None) -> Callable[[], gym.Env]:
+    """Returns a factory of one environment; its observations are (4, 84, 84) uint8, or an own (C, H, W) stack as it is."""
+
+    def thunk() -> gym.Env:
+        in_child_process()
+        if is_atari(find_spec(args.env_id)):
+            ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+            # frameskip=1 since MaxAndSkip skips: an ALE/ id alone would skip 4 of its own, 16 together.
+            env = gym.make(args.env_id, frameskip=1, obs_type="grayscale", render_mode=render_mode)
+            check_spaces(env, args.env_id)
+            env = NoopResetEnv(env, noop_max=30)
+            env = MaxAndSkip(env, skip=4)
+            # Below the wrappers that cut a game into lives and its rewards to signs, so it sees true scores.
+            env = gym.wrappers.RecordEpisodeStatistics(env)
+            env = EpisodicLifeEnv(env) if training else env
+            env = FireReset(env) if "FIRE" in env.unwrapped.get_action_meanings() else env
+            env = ClipRewardEnv(env) if training else env
+        else:
+            env = gym.make(args.env_id, render_mode=render_mode)
+            check_spaces(env, args.env_id)
+            env = gym.wrappers.RecordEpisodeStatistics(env)
+        if env.action_space.start != 0:
+            first, count = int(env.action_space.start), int(env.action_space.n)
+            env = gym.wrappers.TransformAction(env, lambda action: action + first, gym.spaces.Discrete(count))
+        shape = env.observation_space.shape
+        if len(shape) == 3 and shape[2] not in (1, 3):
+            return env
+        if len(shape) == 3 and shape[2] == 3:
+            env = gym.wrappers.GrayscaleObservation(env)
+        env = gym.wrappers.ResizeObservation(env, (84, 84))
+        if len(env.observation_space.shape) == 3:
+            env = gym.wrappers.ReshapeObservation(env, (84, 84))
+        return gym.wrappers.FrameStackObservation(env, 4, padding_type="zero")
+
+    return thunk
+
+
+def make_envs(args: Args, num_envs: int, training: bool) -> VectorEnv:
+    """Returns parallel environments; evaluation (training=False) has whole games and true rewards."""
+    spec = find_spec(args.env_id)
+    if is_atari(spec) and args.backend == "ale":
+        return NativeAtariEnv(spec, num_envs, args.threads, training)
+    make = AsyncVectorEnv if args.vector == "async" else SyncVectorEnv
+    return make([make_env(args, training)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def describe_envs(args: Args) -> str:
+    """Returns one line on the environments, with what an id alone does not say."""
+    spec = find_spec(args.env_id)
+    if not is_atari(spec):
+        note = ", no Atari game, so by the gymnasium backend" if args.backend == "ale" else ""
+        return f"{args.num_envs} x {args.env_id} ({args.vector}{note})"
+    how = "ale-py's vector environment" if args.backend == "ale" else f"gymnasium, {args.vector}"
+    return (
+        f"{args.num_envs} x {args.env_id} ({how}), repeat_action_probability={spec.kwargs['repeat_action_probability']}"
+    )
+
+
+def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
+    """Returns (N, ...) what each step led to: the final observation where an episode ended, else the next one.
+
+    Takes `final_obs` as gymnasium gives it, an object array with None elsewhere, and as ale-py does, one full array.
+    """
+    if not done.any():
+        return next_obs
+    true_obs = next_obs.copy()
+    for i in np.flatnonzero(done):
+        true_obs[i] = infos["final_obs"][i]
+    return true_obs
+
+
+def finished_episodes(infos: dict[str, Any]) -> list[tuple[float, int]]:
+    """Returns (score, length) of each whole episode that ended in this step; a lost life alone is none."""
+    final_info = infos.get("final_info", {})
+    ended = np.flatnonzero(final_info.get("_episode", []))
+    return [(float(final_info["episode"]["r"][i]), int(final_info["episode"]["l"][i])) for i in ended]
+
+
+# ----- Networks -----
+def layer_init(layer: nn.Module, std: float = 2**0.5, bias_const: float = 0.0) -> nn.Module:
+    """Returns the layer with orthogonal weights of gain `std` and constant biases."""
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.constant_(layer.bias, bias_const)
+    return layer
+
+
+class Agent(nn.Module):
+    """Actor and critic on the convolutions of Mnih et al. 2015 (NatureCNN).
+
+    Args:
+        obs_shape: (C, H, W) of the uint8 images, H and W at least 36.
+        num_actions: A.
+        amp: run the convolutions in bfloat16.
+    """
+
+    def __init__(self, obs_shape: tuple[int, ...], num_actions: int, amp: bool = False) -> None:
+        super().__init__()
+        self.amp = amp
+        convolutions = nn.Sequential(
+            layer_init(nn.Conv2d(obs_shape[0], 32, kernel_size=8, stride=4)),
+            nn.ReLU(),
+            layer_init(nn.Conv2d(32, 64, kernel_size=4, stride=2)),
+            nn.ReLU(),
+            layer_init(nn.Conv2d(64, 64, kernel_size=3, stride=1)),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
+        with torch.no_grad():
+            num_features = convolutions(torch.zeros(1, *obs_shape)).shape[1]
+        self.trunk = nn.Sequential(convolutions, layer_init(nn.Linear(num_features, 512)), nn.ReLU())
+        # A small gain starts the policy near uniform, so that early actions explore.
+        self.actor = layer_init(nn.Linear(512, num_actions), std=0.01)
+        self.critic = layer_init(nn.Linear(512, 1), std=1)
+        # Convolutions on channels-last tensors are the fast ones: 1.6 times on the CPUs that were measured.
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns logits (M, A) of the policy and values (M,) of uint8 observations (M, C, H, W)."""
+        with torch.autocast(obs.device.type, dtype=torch.bfloat16, enabled=self.amp):
+            hidden = self.trunk(obs.contiguous(memory_format=torch.channels_last).float() / 255.0)
+        hidden = hidden.float()
+        return self.actor(hidden), self.critic(hidden).squeeze(-1)
+
+
+def make_agent(args: Args, envs: VectorEnv, device: torch.device) -> Agent:
+    """Returns a new agent for the spaces of the environments."""
+    return Agent(envs.single_observation_space.shape, int(envs.single_action_space.n), args.amp).to(device)
+
+
+# ----- Storage -----
+@dataclass
+class Rollout:
+    """T steps of N environments; each tensor is (T, N, ...), and row t belongs to the transition from obs[t]."""
+
+    obs: Tensor
+    actions: Tensor
+    logprobs: Tensor
+    values: Tensor
+    rewards: Tensor
+    terminations: Tensor
+    dones: Tensor
+    final_values: Tensor
+    """V(final observation) where an episode ended at this step, 0 elsewhere"""
+
+    @classmethod
+    def empty(cls, num_steps: int, num_envs: int, obs_shape: tuple[int, ...], device: torch.device) -> "Rollout":
+        """Returns storage, allocated once: what the network reads and writes on its device, the rest on the CPU."""
+        size = (num_steps, num_envs)
+        return cls(
+            obs=torch.zeros((*size, *obs_shape), dtype=torch.uint8, device=device),
+            actions=torch.zeros(size, dtype=torch.int64, device=device),
+            logprobs=torch.zeros(size, device=device),
+            values=torch.zeros(size, device=device),
+            rewards=torch.zeros(size),
+            terminations=torch.zeros(size),
+            dones=torch.zeros(size),
+            final_values=torch.zeros(size),
+        )
+
+
+# ----- Math -----
+def compute_gae(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminations: Tensor,
+    dones: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> Tensor:
+    """Returns the advantages (T, N) of generalised advantage estimation (Schulman et al. 2016, equation 16).
+
+    Args:
+        rewards: (T, N) of the transitions from obs[t].
+        values: (T, N) V(obs[t]).
+        next_values: (T, N) V of what each transition led to, the final observation where an episode ended.
+        terminations: (T, N) 1 where the transition ended its task: nothing follows, so bootstrapping stops.
+        dones: (T, N) 1 where it ended its episode, by termination or by a time limit: the sum stops.
+        gamma: discount.
+        gae_lambda: decay of the sum.
+    """
+    assert rewards.shape == values.shape == next_values.shape == terminations.shape == dones.shape, (
+        f"want (T, N) five times, got {[tuple(x.shape) for x in (rewards, values, next_values, terminations, dones)]}"
+    )
+    deltas = rewards + gamma * next_values * (1 - terminations) - values
+    advantages = torch.zeros_like(rewards)
+    tail = torch.zeros_like(rewards[0])
+    for t in reversed(range(len(rewards))):
+        tail = deltas[t] + gamma * gae_lambda * (1 - dones[t]) * tail
+        advantages[t] = tail
+    return advantages
+
+
+def policy_loss(new_logprobs: Tensor, logprobs: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
+    """Returns the negated clipped objective, the paper's equation 7, as a mean over (M,) samples."""
+    ratio = (new_logprobs - logprobs).exp()
+    return torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)).mean()
+
+
+def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: float | None) -> Tensor:
+    """Returns half the mean squared error of (M,) values; with clip_coef, the worse of it and that of the clipped value.
+
+    The clipped value stays within clip_coef of the old one, `values`.
+    """
+    squared_error = (new_values - returns).square()
+    if clip_coef is not None:
+        clipped = values + (new_values - values).clamp(-clip_coef, clip_coef)
+        squared_error = torch.max(squared_error, (clipped - returns).square())
+    return 0.5 * squared_error.mean()
+
+
+def policy_change(new_logprobs: Tensor, logprobs: Tensor, clip_coef: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns how far the policy moved: two estimates of KL(old || new) and the share of clipped ratios, over (M,) samples.
+
+    The first estimate is -log(ratio), the second (ratio - 1) - log(ratio): unbiased too, never negative, and of lower
+    variance (http://joschu.net/blog/kl-approx.html).
+    """
+    logratio = new_logprobs - logprobs
+    ratio = logratio.exp()
+    return (-logratio).mean(), (ratio - 1 - logratio).mean(), ((ratio - 1).abs() > clip_coef).float().mean()
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> float:
+    """Returns 1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant; nan if Var is 0."""
+    variance = returns.var(correction=0).item()
+    return 1 - (returns - values).var(correction=0).item() / variance if variance > 0 else float("nan")
+
+
+def minibatch_indices(batch_size: int, minibatch_size: int, epochs: int, device: torch.device) -> Iterator[Tensor]:
+    """Yields the indices (M,) of each minibatch of several passes over a batch, each pass in a fresh random order."""
+    for _ in range(epochs):
+        yield from torch.randperm(batch_size, device=device).split(minibatch_size)
+
+
+# ----- Evaluation -----
+EVAL_MAX_STEPS = 27_000
+"""longest evaluation episode in steps; ale-py ends games there too, at 108,000 frames"""
+
+
+@torch.no_grad()
+def evaluate(
+    agent: Agent, envs: VectorEnv, episodes: int, seed: int, greedy: bool, device: torch.device, stop: "StopSignal"
+) -> tuple[list[float], list[int]]:
+    """Returns the scores and lengths of whole episodes; episode i is seeded with seed + i.
+
+    Args:
+        agent: is not changed.
+        envs: of `make_envs(..., training=False)`: true rewards, whole games. Episodes are played in turns of N.
+        episodes: how many.
+        seed: of the first episode and of the sampled actions.
+        greedy: take the most probable action; else sample.
+        device: where the agent is.
+        stop: raises where the user interrupts.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    scores, lengths = np.zeros(0), np.zeros(0, dtype=np.int64)
+    while len(scores) < episodes:
+        obs, _ = envs.reset(seed=[seed + len(scores) + i for i in range(envs.num_envs)])
+        score, length = np.zeros(envs.num_envs), np.zeros(envs.num_envs, dtype=np.int64)
+        # Environments beyond the last episode are stepped along and not counted.
+        running = np.arange(envs.num_envs) < episodes - len(scores)
+        counted = int(running.sum())
+        while running.any():
+            stop.check()
+            logits, _ = agent(torch.as_tensor(obs, device=device))
+            if greedy:
+                action = logits.argmax(-1)
+            else:
+                action = torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
+            obs, reward, termination, truncation, _ = envs.step(action.cpu().numpy())
+            score[running] += reward[running]
+            length[running] += 1
+            running &= ~(termination | truncation)
+            if running.any() and length.max() >= EVAL_MAX_STEPS:
+                print(f"evaluation: {running.sum()} episodes met the cap of {EVAL_MAX_STEPS} steps and were cut")
+                break
+        scores = np.append(scores, score[:counted])
+        lengths = np.append(lengths, length[:counted])
+    return scores.tolist(), lengths.tolist()
+
+
+@torch.no_grad()
+def record_videos(
+    agent: Agent, args: Args, episodes: int, seed: int, folder: Path, device: torch.device, stop: "StopSignal"
+) -> None:
+    """Plays episodes in an environment of its own, which can draw, and writes one MP4 file each to the folder."""
+    import imageio.v2 as imageio
+
+    env = make_env(args, training=False, render_mode="rgb_array")()
+    fps = 15 if is_atari(find_spec(args.env_id)) else env.metadata.get("render_fps", 30)
+    generator = torch.Generator(device).manual_seed(seed)
+    folder.mkdir(exist_ok=True)
+    try:
+        for i in range(episodes):
+            path = folder / f"seed-{seed + i}.mp4"
+            with imageio.get_writer(path, fps=fps, macro_block_size=2) as video:
+                obs, _ = env.reset(seed=seed + i)
+                ended, length = False, 0
+                while not ended and length < EVAL_MAX_STEPS:
+                    stop.check()
+                    video.append_data(env.render())
+                    logits, _ = agent(torch.as_tensor(obs, device=device).unsqueeze(0))
+                    sampled = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+                    action = logits.argmax(-1) if args.eval_greedy else sampled.squeeze(-1)
+                    obs, _, terminated, truncated, _ = env.step(action.item())
+                    ended, length = terminated or truncated, length + 1
+                video.append_data(env.render())
+            print(f"video: {path}")
+    finally:
+        env.close()
+
+
+def evaluate_now(
+    agent: Agent, args: Args, seed: int, device: torch.device, stop: "StopSignal"
+) -> tuple[list[float], list[int]]:
+    """Returns scores and lengths of args.eval_episodes episodes in fresh environments; training goes on as if none was."""
+    states = random_states()
+    num_envs = min(args.num_envs, args.eval_episodes)
+    with closing_envs(make_envs(args, num_envs, training=False)) as envs:
+        result = evaluate(agent, envs, args.eval_episodes, seed, args.eval_greedy, device, stop)
+    set_random_states(states)
+    return result
+
+
+def final_evaluation(
+    agent: Agent, args: Args, folder: Path, device: torch.device, stop: "StopSignal"
+) -> tuple[list[float], list[int]]:
+    """Evaluates on episodes that had no part in choosing `best.pt`, and prints them; with videos where asked for."""
+    scores, lengths = evaluate_now(agent, args, args.seed + 20_000, device, stop)
+    if args.capture_video:
+        record_videos(agent, args, min(args.eval_episodes, 3), args.seed + 20_000, folder / "videos", device, stop)
+    report_evaluation(scores, lengths)
+    return scores, lengths
+
+
+# ----- Training -----
+LOSS_NAMES = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
+
+
+def train(args: Args) -> tuple[Agent, list[float]]:
+    """Trains, evaluates and saves an agent, or goes on with the run that args.resume names.
+
+    Returns:
+        The agent, and the scores of the final evaluation.
+
+    Raises:
+        UsageError: the arguments do not fit the environment, the machine or the checkpoint.
+        Interrupted: by Ctrl-C or SIGTERM, after a checkpoint was written.
+        FloatingPointError: a loss is not finite; the last checkpoint stays as it was.
+    """
+    checkpoint = load_checkpoint(args.resume) if args.resume else None
+    device = prepare(args)
+    with ExitStack() as cleanup:
+        stop = cleanup.enter_context(StopSignal())
+        envs = cleanup.enter_context(closing_envs(make_envs(args, args.num_envs, training=True)))
+        obs_shape = envs.single_observation_space.shape
+        storage_bytes = args.batch_size * math.prod(obs_shape)
+        check_memory(storage_bytes, device)
+
+        agent = make_agent(args, envs, device)
+        optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+        counters = {"iteration": 0, "global_step": 0, "updates": 0, "episodes": 0, "best_eval": None}
+        if checkpoint:
+            if checkpoint["args"]["num_envs"] * checkpoint["args"]["num_steps"] != args.batch_size:
+                raise UsageError("--num-envs times --num-steps, the batch size, must stay what it was in a resumed run")
+            restore(checkpoint, args.resume, counters, agent=agent, optimizer=optimizer)
+        if counters["iteration"] >= args.num_iterations:
+            print(
+                f"this run is finished, at step {counters['global_step']:,}; a larger --total-timesteps goes on with it"
+            )
+            return agent, final_evaluation(agent, args, run_folder_of(args.resume), device, stop)[0]
+
+        rollout = Rollout.empty(args.num_steps, args.num_envs, obs_shape, device)
+        # From pinned memory the copy to a GPU runs beside the CPU.
+        staging = torch.zeros((args.num_envs, *obs_shape), dtype=torch.uint8, pin_memory=device.type == "cuda")
+        forward = (
+            torch.compile(agent, mode="reduce-overhead" if device.type == "cuda" else None) if args.compile else agent
+        )
+        run = cleanup.enter_context(Run(args, stop, counters, {"agent": agent, "optimizer": optimizer}))
+        run.announce(device, describe_envs(args), storage_bytes, args.num_iterations * args.batch_size)
+        obs, _ = envs.reset(seed=reset_seed(args.seed, counters["global_step"]))
+
+        for iteration in range(counters["iteration"] + 1, args.num_iterations + 1):
+            start_time, start_step = time.perf_counter(), counters["global_step"]
+            learning_rate = args.learning_rate
+            if args.anneal_lr:
+                learning_rate *= 1 - (iteration - 1) / args.num_iterations
+            optimizer.param_groups[0]["lr"] = learning_rate
+            episodes: list[tuple[int, float, int]] = []
+
+            # Collect T steps from each of the N environments.
+            for t in range(args.num_steps):
+                stop.check()
+                staging.copy_(torch.from_numpy(obs))
+                rollout.obs[t].copy_(staging, non_blocking=True)
+                with torch.no_grad():
+                    logits, rollout.values[t] = forward(rollout.obs[t])
+                    policy = Categorical(logits=logits, validate_args=False)
+                    rollout.actions[t] = policy.sample()
+                    rollout.logprobs[t] = policy.log_prob(rollout.actions[t])
+                obs, reward, termination, truncation, infos = envs.step(rollout.actions[t].cpu().numpy())
+                done = termination | truncation
+                rollout.rewards[t] = torch.from_numpy(reward)
+                rollout.terminations[t] = torch.from_numpy(termination)
+                rollout.dones[t] = torch.from_numpy(done)
+                rollout.final_values[t] = 0
+                if truncation.any():
+                    # A time limit is not the end of the task: bootstrap from the observation that it cut off.
+                    with torch.no_grad():
+                        _, final_value = forward(torch.from_numpy(true_next_obs(obs, done, infos)).to(device))
+                    rollout.final_values[t] = final_value.cpu() * torch.from_numpy(done)
+                global_step = start_step + (t + 1) * args.num_envs
+                episodes += [(global_step, score, length) for score, length in finished_episodes(infos)]
+
+            # The value of what each transition led to, and from it the targets. On the CPU: (T, N) is small.
+            with torch.no_grad():
+                _, next_value = forward(torch.from_numpy(obs).to(device))
+            values = rollout.values.cpu()
+            next_values = torch.cat([values[1:], next_value.cpu().unsqueeze(0)])
+            next_values = torch.where(rollout.dones.bool(), rollout.final_values, next_values)
+            ends = (rollout.terminations, rollout.dones)
+            advantages = compute_gae(rollout.rewards, values, next_values, *ends, args.gamma, args.gae_lambda)
+            returns = advantages + values
+
+            # (T, N, ...) -> (B, ...), then several passes in random minibatches.
+            stacked = (rollout.obs, rollout.actions, rollout.logprobs, values, advantages, returns)
+            b_obs, b_actions, b_logprobs, b_values, b_advantages, b_returns = (
+                x.flatten(0, 1).to(device) for x in stacked
+            )
+            losses = []
+            for mb_inds in minibatch_indices(args.batch_size, args.minibatch_size, args.update_epochs, device):
+                logits, new_values = forward(b_obs[mb_inds])
+                policy = Categorical(logits=logits, validate_args=False)
+                new_logprobs, mb_logprobs = policy.log_prob(b_actions[mb_inds]), b_logprobs[mb_inds]
+                mb_advantages = b_advantages[mb_inds]
+                if args.norm_adv:
+                    mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
+                pg_loss = policy_loss(new_logprobs, mb_logprobs, mb_advantages, args.clip_coef)
+                v_clip = args.clip_coef if args.clip_vloss else None
+                v_loss = value_loss(new_values, b_values[mb_inds], b_returns[mb_inds], v_clip)
+                entropy = policy.entropy().mean()
+                loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+
+                optimizer.zero_grad()
+                loss.backward()
+                grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                old_approx_kl, approx_kl, clip_frac = policy_change(new_logprobs.detach(), mb_logprobs, args.clip_coef)
+                terms = [v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clip_frac, grad_norm]
+                losses.append(torch.stack(terms).detach())
+                if args.target_kl is not None and approx_kl > args.target_kl:
+                    break
+                optimizer.step()
+                counters["updates"] += 1
+
+            mean_losses = torch.stack(losses).mean(0).tolist()
+            if not all(map(math.isfinite, mean_losses)):
+                raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
+            counters.update(iteration=iteration, global_step=global_step, episodes=counters["episodes"] + len(episodes))
+            scalars = {f"losses/{name}": mean for name, mean in zip(LOSS_NAMES, mean_losses, strict=True)}
+            scalars["losses/explained_variance"] = explained_variance(values, returns)
+            scalars["charts/learning_rate"] = learning_rate
+            scalars["charts/SPS"] = args.batch_size / (time.perf_counter() - start_time)
+            run.log(scalars, episodes)
+
+            last = iteration == args.num_iterations
+            if args.eval_every and (last or crossed(args.eval_every, start_step, global_step)):
+                run.keep_best(*evaluate_now(agent, args, args.seed + 10_000, device, stop))
+            if last or crossed(args.checkpoint_every, start_step, global_step):
+                run.save("latest.pt")
+
+        scores, lengths = final_evaluation(agent, args, run.folder, device, stop)
+        if not args.eval_every:
+            run.keep_best(scores, lengths)
+        return agent, scores
+
+
+# ----- Bookkeeping -----
+FORMAT_VERSION = 1
+NOT_STORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
+
+
+class UsageError(Exception):
+    """What the user asked for cannot be done: one line on standard error, exit status 2."""
+
+
+class Interrupted(SystemExit):
+    """Ctrl-C or SIGTERM; the exit status is 128 + the signal's number."""
+
+
+class StopSignal:
+    """Turns the first Ctrl-C or SIGTERM into an `Interrupted` at the next `check`; a second one ends the process at once."""
+
+    def __enter__(self) -> "StopSignal":
+        self.signum: int | None = None
+        self.previous = {}
+        if threading.current_thread() is threading.main_thread():
+            self.previous = {signum: signal.signal(signum, self.handle) for signum in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self.previous.items():
+            signal.signal(signum, handler)
+
+    def handle(self, signum: int, frame: FrameType | None) -> None:
+        """Notes the first signal; a handler may interrupt anything, so the work is done at the next `check`."""
+        if self.signum is not None:
+            os._exit(128 + self.signum)
+        self.signum = signum
+        os.write(2, b"\nstopping, with a checkpoint; a second signal ends at once\n")
+
+    def check(self) -> None:
+        """Raises Interrupted if a signal came."""
+        if self.signum is not None:
+            raise Interrupted(128 + self.signum)
+
+
+class Run:
+    """A run's folder, its log and its checkpoints; leaving it by an interruption writes `latest.pt`.
+
+    Args:
+        args: of the script; `args.resume` goes on in that run's folder.
+        stop: of this process.
+        counters: with at least global_step and best_eval; the training loop updates them.
+        modules: what has a state_dict and goes into a checkpoint, by name.
+
+    Raises:
+        UsageError: the folder cannot be made, or a package that the arguments ask for is missing.
+    """
+
+    def __init__(self, args: Args, stop: StopSignal, counters: dict[str, Any], modules: dict[str, Any]) -> None:
+        self.args, self.stop, self.counters, self.modules = args, stop, counters, modules
+        self.folder = run_folder_of(args.resume) if args.resume else make_run_folder(args)
+        for stray in self.folder.glob("*.pt.tmp*"):
+            stray.unlink()
+        write_args_json(self.folder, args, counters["global_step"])
+        if args.track:
+            import wandb
+
+            wandb.init(
+                project=args.wandb_project_name,
+                entity=args.wandb_entity,
+                name=self.folder.name,
+                config=dataclasses.asdict(args),
+                sync_tensorboard=True,
+            )
+        # Purging removes the named step itself, which the resumed run does not draw again.
+        purge_step = counters["global_step"] + 1 if args.resume else None
+        self.writer = SummaryWriter(str(self.folder), purge_step=purge_step)
+        rows = "\n".join(f"|{name}|{value}|" for name, value in dataclasses.asdict(args).items())
+        self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", counters["global_step"])
+        self.recent_scores: deque[float] = deque(maxlen=100)
+        self.bar: tqdm | None = None
+        self.start = self.last_line = time.perf_counter()
+        self.start_step = counters["global_step"]
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.bar:
+            self.bar.close()
+        # A signal to all processes of the run ends environment processes too, which reads as a broken pipe.
+        interrupted = self.stop.signum is not None and kind in (
+            Interrupted,
+            EOFError,
+            BrokenPipeError,
+            ConnectionResetError,
+        )
+        if interrupted:
+            self.save("latest.pt")
+            print(f"interrupted at step {self.counters['global_step']:,}; go on with: {self.command('--resume')}")
+        with nullcontext() if kind is None else suppress(Exception):
+            self.writer.close()
+        if self.args.track:
+            import wandb
+
+            wandb.finish(exit_code=0 if kind is None else 1)
+        if kind is None:
+            print(f"run folder: {self.folder}\nlook at it: tensorboard --logdir {self.folder.parent}")
+        if interrupted:
+            raise Interrupted(128 + self.stop.signum) from None
+
+    def command(self, flag: str) -> str:
+        """Returns the command that resumes or evaluates this run."""
+        return f"python {Path(__file__).name} {flag} {shlex.quote(str(self.folder))}"
+
+    def announce(self, device: torch.device, environment: str, storage_bytes: int, total_steps: int) -> None:
+        """Says what runs where, and starts the progress bar."""
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+        print(f"run folder: {self.folder}\ndevice: {device} ({name})\nenvironment: {environment}")
+        print(f"storage: {storage_bytes / 2**20:,.1f} MiB", flush=True)
+        self.total_steps = total_steps
+        if self.args.progress and sys.stderr.isatty():
+            self.bar = tqdm(total=total_steps, initial=self.start_step, unit=" steps", dynamic_ncols=True)
+
+    def log(self, scalars: dict[str, float], episodes: list[tuple[int, float, int]]) -> None:
+        """Writes scalars at the global step, and finished episodes (step, score, length) each at its own."""
+        for step, score, length in episodes:
+            self.writer.add_scalar("charts/episodic_return", score, step)
+            self.writer.add_scalar("charts/episodic_length", length, step)
+            self.recent_scores.append(score)
+        global_step = self.counters["global_step"]
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, global_step)
+        self.writer.flush()
+        score_text = f"{np.mean(self.recent_scores):.1f}" if self.recent_scores else "none yet"
+        now = time.perf_counter()
+        if self.bar:
+            self.bar.set_postfix_str(f"return {score_text}", refresh=False)
+            self.bar.update(global_step - self.bar.n)
+        elif now - self.last_line > 10:
+            self.last_line = now
+            sps = (global_step - self.start_step) / (now - self.start)
+            left = timedelta(seconds=int((self.total_steps - global_step) / sps))
+            line = f"step {global_step:,} of {self.total_steps:,}, {sps:,.0f} steps/s, return {score_text}, {left} left"
+            print(line, flush=True)
+
+    def keep_best(self, scores: list[float], lengths: list[int]) -> None:
+        """Logs an evaluation, and writes `best.pt` if none was better; a tie keeps the newer."""
+        for name, value in (
+            ("return_mean", np.mean(scores)),
+            ("return_std", np.std(scores)),
+            ("length_mean", np.mean(lengths)),
+        ):
+            self.writer.add_scalar(f"eval/{name}", value, self.counters["global_step"])
+        if self.counters["best_eval"] is None or np.mean(scores) >= self.counters["best_eval"]:
+            self.counters["best_eval"] = float(np.mean(scores))
+            self.save("best.pt")
+        self.save("latest.pt")
+
+    def save(self, name: str) -> None:
+        """Writes a checkpoint; one that is cut off at any moment leaves the old file whole."""
+        self.writer.flush()
+        save_checkpoint(self.folder / name, self.args, self.counters, self.modules)
+
+
+def save_checkpoint(path: Path, args: Args, counters: dict[str, Any], modules: dict[str, Any]) -> None:
+    """Writes all that training needs to go on, in one step: the file at `path` is the old one or the new one, never half."""
+    content = {
+        "script": Path(__file__).stem,
+        "format_version": FORMAT_VERSION,
+        "args": dataclasses.asdict(args),
+        "counters": dict(counters),
+        "random_states": random_states(),
+        **{name: module.state_dict() for name, module in modules.items()},
+    }
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def find_checkpoint(path: str) -> Path:
+    """Returns the checkpoint file that a path names: itself, or `latest.pt` of a run folder."""
+    found = Path(path) / "latest.pt" if Path(path).is_dir() else Path(path)
+    if not found.is_file():
+        raise UsageError(f"{path}: there is no checkpoint file here, {found.name!r} is missing")
+    return found
+
+
+def run_folder_of(path: str) -> Path:
+    """Returns the folder of the run that a path to it, or to one of its checkpoints, names."""
+    return find_checkpoint(path).parent
+
+
+def load_checkpoint(path: str) -> dict[str, Any]:
+    """Returns a checkpoint's content, tensors on the CPU; code in the file is refused, never run.
+
+    Raises:
+        UsageError: the file is missing, unreadable, of another script or of another format version.
+    """
+    found = find_checkpoint(path)
+    try:
+        content = torch.load(found, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UsageError(
+            f"{found}: not a checkpoint, or it holds more than tensors and plain values: refused"
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise UsageError(f"{found}: this checkpoint cannot be read ({str(error).splitlines()[0]})") from error
+    if not isinstance(content, dict) or "script" not in content or "format_version" not in content:
+        raise UsageError(f"{found}: this is no checkpoint of these scripts")
+    if content["script"] != Path(__file__).stem:
+        raise UsageError(f"{found}: this checkpoint is of {content['script']}.py, not of {Path(__file__).name}")
+    if content["format_version"] != FORMAT_VERSION:
+        raise UsageError(f"{found}: format version {content['format_version']}, this script reads {FORMAT_VERSION}")
+    return content
+
+
+def load_weights(module: nn.Module, weights: dict[str, Tensor], path: str) -> None:
+    """Copies a checkpoint's weights into the module.
+
+    Raises:
+        UsageError: names or shapes differ; the message names the first tensor that does.
+    """
+    own = module.state_dict()
+    for name in [*own, *weights]:
+        want, got = (tuple(x[name].shape) if name in x else None for x in (own, weights))
+        if want != got:
+            raise UsageError(f"{path}: the tensor {name} has the shape {got}, these arguments want {want}")
+    module.load_state_dict(weights)
+
+
+def restore(checkpoint: dict[str, Any], path: str, counters: dict[str, Any], **modules: Any) -> None:  # noqa: ANN401
+    """Loads a checkpoint into networks and optimizers, counters and random states.
+
+    Raises:
+        UsageError: it does not fit, or is an agent file, which has no optimizer.
+    """
+    for name, module in modules.items():
+        if name not in checkpoint:
+            raise UsageError(f"{path}: an agent file has no {name}: it can be evaluated, not resumed")
+        if isinstance(module, nn.Module):
+            load_weights(module, checkpoint[name], path)
+        else:
+            module.load_state_dict(checkpoint[name])
+    counters.update(checkpoint["counters"])
+    set_random_states(checkpoint["random_states"])
+
+
+def random_states() -> dict[str, Any]:
+    """Returns the states of python's, numpy's and torch's global generators as plain values and tensors."""
+    numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002 (users' environments may draw from it)
+    numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
+    return {
+        "python": random.getstate(),
+        "numpy": numpy_state,
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Sets the generators to what `random_states` returned."""
+    version, internal, gauss_next = states["python"]
+    random.setstate((version, tuple(internal), gauss_next))
+    numpy_state = {**states["numpy"], "state": dict(states["numpy"]["state"])}
+    numpy_state["state"]["key"] = np.array(numpy_state["state"]["key"], dtype=np.uint32)
+    np.random.set_state(numpy_state)  # noqa: NPY002
+    torch.set_rng_state(states["torch"])
+    if torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+def reset_seed(seed: int, global_step: int) -> int:
+    """Returns the seed of the environments: the run's own, after a resume one drawn from it and the global step."""
+    return int(np.random.SeedSequence([seed, global_step]).generate_state(1)[0] % 2**30) if global_step else seed
+
+
+def crossed(every: int, before: int, after: int) -> bool:
+    """Says whether a multiple of `every` lies in (before, after]; never for 0."""
+    return every > 0 and after // every > before // every
+
+
+def require(valid: bool, name: str, value: object, rule: str) -> None:
+    """Raises a ValueError that names flag, value and rule unless valid."""
+    if not valid:
+        raise ValueError(f"--{name.replace('_', '-')} {value}: {rule}")
+
+
+@contextmanager
+def closing_envs(envs: VectorEnv) -> Iterator[VectorEnv]:
+    """Closes the environments at the end, whatever state an error left them in."""
+    try:
+        yield envs
+    finally:
+        with suppress(Exception):
+            envs.close(terminate=True)
+
+
+def check_memory(storage_bytes: int, device: torch.device) -> None:
+    """Raises a UsageError if the storage does not fit into the free memory of the device."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    if storage_bytes > free:
+        raise UsageError(
+            f"the storage takes {storage_bytes / 2**30:,.2f} GiB, more than the {free / 2**30:,.2f} GiB that are free"
+        )
+
+
+def prepare(args: Args) -> torch.device:
+    """Seeds all generators, sets threads and determinism, and returns the device."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(args.threads or min(cores, 8))
+    random.seed(args.seed)
+    np.random.seed(args.seed)  # noqa: NPY002
+    torch.manual_seed(args.seed)
+    if args.torch_deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Zeroing each new tensor as well would cost time and hide nothing: no script reads unset memory.
+        torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    torch.backends.cudnn.benchmark = not args.torch_deterministic
+    for flag, module, package in (("track", "wandb", "wandb"), ("capture_video", "imageio_ffmpeg", "imageio[ffmpeg]")):
+        if getattr(args, flag) and importlib.util.find_spec(module) is None:
+            raise UsageError(f"--{flag.replace('_', '-')} needs a package that is missing: pip install {package}")
+    return torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+
+
+def make_run_folder(args: Args) -> Path:
+    """Makes a folder that no other run has, for two that start in the same second too."""
+    env_id = args.env_id.replace("/", "-").replace(":", "-")
+    name = f"{env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
+        folder = Path(args.run_dir) / (name + suffix)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if not folder.is_dir():
+                raise UsageError(f"--run-dir {args.run_dir}: a file is in the way") from None
+        except OSError as error:
+            raise UsageError(f"--run-dir {args.run_dir}: cannot make a folder there ({error.strerror})") from error
+        else:
+            return folder
+    raise UsageError(f"--run-dir {args.run_dir}: 1000 runs called {name}")
+
+
+def write_args_json(folder: Path, args: Args, global_step: int) -> None:
+    """Writes arguments, versions, device and command line; a resumed run keeps those of its earlier starts in `starts`."""
+    path = folder / "args.json"
+    earlier = json.loads(path.read_text())["starts"] if path.exists() else []
+    commit = None
+    with suppress(OSError, subprocess.SubprocessError):
+        git = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "HEAD"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    env_package = str(find_spec(args.env_id).entry_point).split(".")[0].replace("_", "-")
+    versions = {"python": platform.python_version()}
+    for package in ("torch", "gymnasium", "numpy", env_package):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    use_cuda = args.cuda and torch.cuda.is_available()
+    start = {
+        "global_step": global_step,
+        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "versions": versions,
+        "git_commit": commit,
+        "device": torch.cuda.get_device_name() if use_cuda else f"cpu {platform.machine()}",
+        "threads": torch.get_num_threads(),
+        "system": platform.system(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    content = {"args": dataclasses.asdict(args), **start, "starts": [*earlier, start]}
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def report_evaluation(scores: list[float], lengths: list[int], **further: float) -> None:
+    """Prints each episode and, last, the line that sums them up."""
+    for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
+        print(f"episode {i}: return={score:g} length={length}")
+    pairs = {"mean": np.mean(scores), "std": np.std(scores), "min": min(scores), "max": max(scores)}
+    pairs |= {"episodes": len(scores), "mean_length": np.mean(lengths), **further}
+    print("eval:", *(f"{name}={round(float(value), 4):g}" for name, value in pairs.items()), flush=True)
+
+
+def evaluate_checkpoint(args: Args) -> None:
+    """Evaluates the checkpoint or agent file at args.evaluate, which is not changed, and prints the result."""
+    checkpoint = load_checkpoint(args.evaluate)
+    device = prepare(args)
+    with StopSignal() as stop, closing_envs(make_envs(args, 1, training=False)) as envs:
+        agent = make_agent(args, envs, device)
+        load_weights(agent, checkpoint["agent"], args.evaluate)
+        print(f"device: {device}\nenvironment: {describe_envs(args)}", flush=True)
+        final_evaluation(agent, args, run_folder_of(args.evaluate), device, stop)
+
+
+def parse_args(argv: list[str]) -> Args:
+    """Returns the arguments; with --resume or --evaluate those of that run, except what the command line overrides.
+
+    Raises:
+        UsageError: the checkpoint cannot be read. Wrong flags and values end the process in tyro, with status 2.
+    """
+    paths = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    paths.add_argument("--resume")
+    paths.add_argument("--evaluate")
+    found, _ = paths.parse_known_args(argv)
+    if found.resume and found.evaluate:
+        raise UsageError("--resume and --evaluate exclude each other")
+    default = Args()
+    if found.resume or found.evaluate:
+        stored = load_checkpoint(found.resume or found.evaluate)["args"]
+        default = Args(**{name: value for name, value in stored.items() if name not in NOT_STORED})
+    return tyro.cli(Args, default=default, args=argv)
+
+
+def main() -> None:
+    """Runs the command line: status 0 when done, 1 when the run failed, 2 when the arguments are wrong."""
+    sys.path.append(os.getcwd())
+    try:
+        args = parse_args(sys.argv[1:])
+        if args.evaluate:
+            evaluate_checkpoint(args)
+        else:
+            train(args)
+    except (UsageError, gym.error.Error) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:
+        reason = "an environment process died" if isinstance(error, EOFError | ConnectionError) else error
+        print(f"error: {reason}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
