@@ -141,49 +141,35 @@ class Args:
 
     @property
     def batch_size(self) -> int:
+        """Samples of one rollout, B."""
         return self.num_envs * self.num_steps
 
     @property
     def minibatch_size(self) -> int:
+        """Samples of one minibatch, M."""
         return self.batch_size // self.num_minibatches
 
     @property
     def num_iterations(self) -> int:
+        """Whole iterations of the run: a rollout and its update each."""
         return self.total_timesteps // self.batch_size
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "num_steps", "num_minibatches", "update_epochs", "eval_episodes"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
-        for name in ("threads", "checkpoint_every", "eval_every"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "must be at least 0")
-        for name in ("gamma", "gae_lambda"):
-            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "must be from 0 to 1")
-        for name in ("learning_rate", "clip_coef", "max_grad_norm"):
-            require(0 < getattr(self, name) < float("inf"), name, getattr(self, name), "must be above 0")
-        for name in ("ent_coef", "vf_coef"):
-            require(0 <= getattr(self, name) < float("inf"), name, getattr(self, name), "must be at least 0")
-        require(0 <= self.seed < 2**31 - 100_000, "seed", self.seed, "must be from 0 to 2147383647")
-        require(
-            self.target_kl is None or self.target_kl > 0, "target_kl", self.target_kl, "must be above 0, or left out"
-        )
-        require(
-            self.batch_size % self.num_minibatches == 0,
-            "num_minibatches",
-            self.num_minibatches,
-            f"must divide num_envs * num_steps = {self.batch_size}",
-        )
-        require(
-            self.minibatch_size > 1 or not self.norm_adv,
-            "num_minibatches",
-            self.num_minibatches,
-            f"must leave at least 2 of the {self.batch_size} samples in a minibatch: one alone cannot be normalised",
-        )
-        require(
-            self.num_iterations >= 1,
-            "total_timesteps",
-            self.total_timesteps,
-            f"must be at least num_envs * num_steps = {self.batch_size}, one iteration",
-        )
+        check_range(self, "num_envs num_steps num_minibatches update_epochs eval_episodes", least=1)
+        check_range(self, "threads checkpoint_every eval_every ent_coef vf_coef", least=0)
+        check_range(self, "gamma gae_lambda", least=0, most=1)
+        check_range(self, "learning_rate clip_coef max_grad_norm target_kl", above=0)
+        # Evaluations seed their episodes further up, and ale-py takes 31 bits.
+        check_range(self, "seed", least=0, most=2_000_000_000)
+        if self.batch_size % self.num_minibatches:
+            rule = f"must divide num_envs * num_steps = {self.batch_size}"
+            raise ValueError(f"--num-minibatches {self.num_minibatches} {rule}")
+        if self.norm_adv and self.minibatch_size < 2:
+            rule = f"leaves minibatches of one of the {self.batch_size} samples, which cannot be normalised"
+            raise ValueError(f"--num-minibatches {self.num_minibatches} {rule}")
+        if self.num_iterations < 1:
+            rule = f"must be at least num_envs * num_steps = {self.batch_size}, one iteration"
+            raise ValueError(f"--total-timesteps {self.total_timesteps} {rule}")
 
 
 # ----- Environment -----
@@ -231,9 +217,9 @@ def is_atari(spec: EnvSpec) -> bool:
 class NativeAtariEnv(AtariVectorEnv):
     """ale-py's C++ vector environment, reporting ends as gymnasium's vector environments do.
 
-    A lost life ends the recording but not the game. ale-py does not say which of the two happened, and its `final_obs` of
-    a lost life is uninitialised memory, so both are worked out here. `infos["final_info"]["episode"]` has the true score
-    of the whole game ("r") and its length in agent steps ("l"), where its mask `_episode` is set.
+    A lost life ends the recording but not the game. ale-py does not say which of the two happened, and its `final_obs`
+    of a lost life is uninitialised memory, so both are worked out here. `infos["final_info"]["episode"]` has the true
+    score of a whole game ("r") and its length in agent steps ("l"), where the mask `_episode` is set.
 
     Args:
         spec: of an Atari game; sticky actions and action set are taken from it.
@@ -293,7 +279,7 @@ class NativeAtariEnv(AtariVectorEnv):
 
 
 class MaxAndSkip(MaxAndSkipEnv):
-    """Repeats an action for `skip` frames and shows the maximum of the last two, of the last one where a game ends early.
+    """Repeats an action for `skip` frames and shows the maximum of the last two, or the last where a game ends early.
 
     The parent shows frames of an earlier step when an episode ends within the skip.
     """
@@ -346,14 +332,10 @@ def check_spaces(env: gym.Env, env_id: str) -> None:
     obs_space, action_space = env.observation_space, env.action_space
     if not isinstance(action_space, gym.spaces.Discrete):
         hint = "; for a Box use ppo_continuous.py" if isinstance(action_space, gym.spaces.Box) else ""
-        raise UsageError(
-            f"--env-id {env_id}: this script wants Discrete actions, this environment has {action_space}{hint}"
-        )
+        raise UsageError(f"--env-id {env_id}: this script wants Discrete actions, not {action_space}{hint}")
     if not (isinstance(obs_space, gym.spaces.Box) and obs_space.dtype == np.uint8 and len(obs_space.shape) in (2, 3)):
         hint = "; for vectors use ppo_cartpole.py" if len(obs_space.shape or ()) == 1 else ""
-        raise UsageError(
-            f"--env-id {env_id}: this script wants images (uint8, 2 or 3 axes), this environment shows {obs_space}{hint}"
-        )
+        raise UsageError(f"--env-id {env_id}: this script wants images, uint8 of 2 or 3 axes, not {obs_space}{hint}")
 
 
 def in_child_process() -> None:
@@ -364,7 +346,7 @@ def in_child_process() -> None:
 
 
 def make_env(args: Args, training: bool, render_mode: str | None = None) -> Callable[[], gym.Env]:
-    """Returns a factory of one environment; its observations are (4, 84, 84) uint8, or an own (C, H, W) stack as it is."""
+    """Returns a factory of one environment; it shows (4, 84, 84) uint8 images, an own (C, H, W) stack as it is."""
 
     def thunk() -> gym.Env:
         in_child_process()
@@ -389,6 +371,8 @@ def make_env(args: Args, training: bool, render_mode: str | None = None) -> Call
             env = gym.wrappers.TransformAction(env, lambda action: action + first, gym.spaces.Discrete(count))
         shape = env.observation_space.shape
         if len(shape) == 3 and shape[2] not in (1, 3):
+            if min(shape[1:]) < 36:
+                raise UsageError(f"--env-id {args.env_id}: images {shape} are too small, 36 x 36 is the least")
             return env
         if len(shape) == 3 and shape[2] == 3:
             env = gym.wrappers.GrayscaleObservation(env)
@@ -563,7 +547,7 @@ def policy_loss(new_logprobs: Tensor, logprobs: Tensor, advantages: Tensor, clip
 
 
 def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: float | None) -> Tensor:
-    """Returns half the mean squared error of (M,) values; with clip_coef, the worse of it and that of the clipped value.
+    """Returns half the mean squared error of (M,) values; with clip_coef, each one's worse error, clipped or not.
 
     The clipped value stays within clip_coef of the old one, `values`.
     """
@@ -575,7 +559,7 @@ def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: f
 
 
 def policy_change(new_logprobs: Tensor, logprobs: Tensor, clip_coef: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns how far the policy moved: two estimates of KL(old || new) and the share of clipped ratios, over (M,) samples.
+    """Returns how far the policy moved: two estimates of KL(old || new), and the share of clipped ratios, over (M,).
 
     The first estimate is -log(ratio), the second (ratio - 1) - log(ratio): unbiased too, never negative, and of lower
     variance (http://joschu.net/blog/kl-approx.html).
@@ -678,7 +662,7 @@ def record_videos(
 def evaluate_now(
     agent: Agent, args: Args, seed: int, device: torch.device, stop: "StopSignal"
 ) -> tuple[list[float], list[int]]:
-    """Returns scores and lengths of args.eval_episodes episodes in fresh environments; training goes on as if none was."""
+    """Returns scores and lengths of episodes in fresh environments; the training's random streams stay as they were."""
     states = random_states()
     num_envs = min(args.num_envs, args.eval_episodes)
     with closing_envs(make_envs(args, num_envs, training=False)) as envs:
@@ -702,7 +686,7 @@ def final_evaluation(
 LOSS_NAMES = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
 
 
-def train(args: Args) -> tuple[Agent, list[float]]:
+def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
     """Trains, evaluates and saves an agent, or goes on with the run that args.resume names.
 
     Returns:
@@ -853,7 +837,7 @@ class Interrupted(SystemExit):
 
 
 class StopSignal:
-    """Turns the first Ctrl-C or SIGTERM into an `Interrupted` at the next `check`; a second one ends the process at once."""
+    """Turns the first Ctrl-C or SIGTERM into an `Interrupted` at the next `check`; a second one ends at once."""
 
     def __enter__(self) -> "StopSignal":
         self.signum: int | None = None
@@ -1000,7 +984,7 @@ class Run:
 
 
 def save_checkpoint(path: Path, args: Args, counters: dict[str, Any], modules: dict[str, Any]) -> None:
-    """Writes all that training needs to go on, in one step: the file at `path` is the old one or the new one, never half."""
+    """Writes all that training needs to go on; at any moment the file at `path` is whole, the old or the new one."""
     content = {
         "script": Path(__file__).stem,
         "format_version": FORMAT_VERSION,
@@ -1126,10 +1110,17 @@ def crossed(every: int, before: int, after: int) -> bool:
     return every > 0 and after // every > before // every
 
 
-def require(valid: bool, name: str, value: object, rule: str) -> None:
-    """Raises a ValueError that names flag, value and rule unless valid."""
-    if not valid:
-        raise ValueError(f"--{name.replace('_', '-')} {value}: {rule}")
+def check_range(
+    args: "Args", names: str, least: float = -math.inf, most: float = math.inf, above: float = -math.inf
+) -> None:
+    """Raises a ValueError unless each named argument is finite and within its range; None passes."""
+    for name in names.split():
+        value = getattr(args, name)
+        if value is None or (least <= value <= most and above < value < math.inf):
+            continue
+        limits = {"at least": least, "above": above, "at most": most}
+        rule = " and ".join(f"{words} {limit:,}" for words, limit in limits.items() if math.isfinite(limit))
+        raise ValueError(f"--{name.replace('_', '-')} {value} must be a finite number {rule}")
 
 
 @contextmanager
@@ -1146,13 +1137,12 @@ def check_memory(storage_bytes: int, device: torch.device) -> None:
     """Raises a UsageError if the storage does not fit into the free memory of the device."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     if storage_bytes > free:
-        raise UsageError(
-            f"the storage takes {storage_bytes / 2**30:,.2f} GiB, more than the {free / 2**30:,.2f} GiB that are free"
-        )
+        need, have = f"{storage_bytes / 2**30:,.2f} GiB", f"{free / 2**30:,.2f} GiB"
+        raise UsageError(f"the storage takes {need}, more than the {have} that are free on {device}")
 
 
 def prepare(args: Args) -> torch.device:
-    """Seeds all generators, sets threads and determinism, and returns the device."""
+    """Seeds all generators, sets threads and determinism, checks paths and packages, and returns the device."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(args.threads or min(cores, 8))
     random.seed(args.seed)
@@ -1164,6 +1154,10 @@ def prepare(args: Args) -> torch.device:
         torch.utils.deterministic.fill_uninitialized_memory = False
     torch.use_deterministic_algorithms(args.torch_deterministic)
     torch.backends.cudnn.benchmark = not args.torch_deterministic
+    folder = Path(args.run_dir).absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise UsageError(f"--run-dir {args.run_dir}: {existing} is no folder that can be written to")
     for flag, module, package in (("track", "wandb", "wandb"), ("capture_video", "imageio_ffmpeg", "imageio[ffmpeg]")):
         if getattr(args, flag) and importlib.util.find_spec(module) is None:
             raise UsageError(f"--{flag.replace('_', '-')} needs a package that is missing: pip install {package}")
@@ -1189,7 +1183,7 @@ def make_run_folder(args: Args) -> Path:
 
 
 def write_args_json(folder: Path, args: Args, global_step: int) -> None:
-    """Writes arguments, versions, device and command line; a resumed run keeps those of its earlier starts in `starts`."""
+    """Writes arguments, versions, device and command line; `starts` keeps those of a resumed run's earlier starts."""
     path = folder / "args.json"
     earlier = json.loads(path.read_text())["starts"] if path.exists() else []
     commit = None
