@@ -1,0 +1,74 @@
+"""Environments whose right values can be worked out by hand; their images are 36 x 36, the least that NatureCNN takes.
+
+`small_envs:Ramp3Term-v0` and so on work as --env-id wherever the folder of this file is on the import path.
+"""
+
+import gymnasium as gym
+import numpy as np
+
+
+class Ramp(gym.Env):
+    """After k steps the image is k everywhere; each step pays 1; ends after `length` steps.
+
+    Args:
+        length: steps of an episode.
+        end: "term" by termination, "trunc" by a time limit, "both" at once.
+        shape: of the image.
+        first_action: Discrete(2, start=first_action); an action outside is an error.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
+
+    def __init__(self, length=3, end="term", shape=(1, 36, 36), first_action=0, render_mode=None):
+        self.length, self.end, self.render_mode = length, end, render_mode
+        self.observation_space = gym.spaces.Box(0, 255, shape, np.uint8)
+        self.action_space = gym.spaces.Discrete(2, start=first_action)
+
+    def _image(self):
+        return np.full(self.observation_space.shape, self.step_count, np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_count = 0
+        return self._image(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"{action} is not in {self.action_space}"
+        self.step_count += 1
+        ended = self.step_count >= self.length
+        return self._image(), 1.0, ended and self.end != "trunc", ended and self.end != "term", {}
+
+    def render(self):
+        return np.full((36, 36, 3), 40 * (self.step_count + 1) % 256, np.uint8)
+
+
+class RightAction(gym.Env):
+    """One step long: the image is bright or dark, and the action that names which one pays 1, the other 0."""
+
+    def __init__(self):
+        self.observation_space = gym.spaces.Box(0, 255, (1, 36, 36), np.uint8)
+        self.action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.bright = int(self.np_random.integers(2))
+        return np.full((1, 36, 36), 200 * self.bright, np.uint8), {}
+
+    def step(self, action):
+        return np.zeros((1, 36, 36), np.uint8), float(action == self.bright), True, False, {}
+
+
+for name, options in {
+    "Ramp2Trunc": {"length": 2, "end": "trunc"},
+    "Ramp3Term": {"length": 3, "end": "term"},
+    "Ramp3Trunc": {"length": 3, "end": "trunc"},
+    "Ramp3Both": {"length": 3, "end": "both"},
+    "RampNegativeStart": {"length": 3, "first_action": -1},
+    "RampLateStart": {"length": 3, "first_action": 5},
+    "RampEndless": {"length": 10**9},
+    "RampColour": {"length": 3, "shape": (50, 60, 3)},
+    "RampGrey": {"length": 3, "shape": (50, 60)},
+    "RampSmall": {"length": 3, "shape": (4, 20, 20)},
+}.items():
+    gym.register(f"{name}-v0", entry_point="small_envs:Ramp", kwargs=options, disable_env_checker=True)
+gym.register("RightAction-v0", entry_point=RightAction, disable_env_checker=True)
