@@ -350,10 +350,12 @@ def make_env(args: Args, training: bool, render_mode: str | None = None) -> Call
 
     def thunk() -> gym.Env:
         in_child_process()
+        # Not every environment takes the keyword, so it is left out where nothing is drawn.
+        drawing = {"render_mode": render_mode} if render_mode else {}
         if is_atari(find_spec(args.env_id)):
             ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
             # frameskip=1 since MaxAndSkip skips: an ALE/ id alone would skip 4 of its own, 16 together.
-            env = gym.make(args.env_id, frameskip=1, obs_type="grayscale", render_mode=render_mode)
+            env = gym.make(args.env_id, frameskip=1, obs_type="grayscale", **drawing)
             check_spaces(env, args.env_id)
             env = NoopResetEnv(env, noop_max=30)
             env = MaxAndSkip(env, skip=4)
@@ -363,7 +365,7 @@ def make_env(args: Args, training: bool, render_mode: str | None = None) -> Call
             env = FireReset(env) if "FIRE" in env.unwrapped.get_action_meanings() else env
             env = ClipRewardEnv(env) if training else env
         else:
-            env = gym.make(args.env_id, render_mode=render_mode)
+            env = gym.make(args.env_id, **drawing)
             check_spaces(env, args.env_id)
             env = gym.wrappers.RecordEpisodeStatistics(env)
         if env.action_space.start != 0:
