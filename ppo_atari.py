@@ -468,7 +468,7 @@ class Agent(nn.Module):
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Returns logits (M, A) of the policy and values (M,) of uint8 observations (M, C, H, W)."""
         with torch.autocast(obs.device.type, dtype=torch.bfloat16, enabled=self.amp):
-            hidden = self.trunk(obs.contiguous(memory_format=torch.channels_last).float() / 255.0)
+            hidden = self.trunk(obs.contiguous(memory_format=torch.channels_last).float().div_(255))
         hidden = hidden.float()
         return self.actor(hidden), self.critic(hidden).squeeze(-1)
 
