@@ -611,7 +611,7 @@ def evaluate(
         # Environments beyond the last episode are stepped along and not counted.
         running = np.arange(envs.num_envs) < episodes - len(scores)
         counted = int(running.sum())
-        while running.any():
+        while running.any() and length.max() < EVAL_MAX_STEPS:
             stop.check()
             logits, _ = agent(torch.as_tensor(obs, device=device))
             if greedy:
@@ -622,9 +622,9 @@ def evaluate(
             score[running] += reward[running]
             length[running] += 1
             running &= ~(termination | truncation)
-            if running.any() and length.max() >= EVAL_MAX_STEPS:
-                print(f"evaluation: {running.sum()} episodes met the cap of {EVAL_MAX_STEPS} steps and were cut")
-                break
+        capped = int((length[:counted] >= EVAL_MAX_STEPS).sum())
+        if capped:
+            print(f"evaluation: {capped} of {counted} episodes met the cap of {EVAL_MAX_STEPS:,} steps and were cut")
         scores = np.append(scores, score[:counted])
         lengths = np.append(lengths, length[:counted])
     return scores.tolist(), lengths.tolist()

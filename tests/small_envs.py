@@ -3,6 +3,10 @@
 `small_envs:Ramp3Term-v0` and so on work as --env-id wherever the folder of this file is on the import path.
 """
 
+import os
+import signal
+import threading
+
 import gymnasium as gym
 import numpy as np
 
@@ -72,3 +76,109 @@ for name, options in {
 }.items():
     gym.register(f"{name}-v0", entry_point="small_envs:Ramp", kwargs=options, disable_env_checker=True)
 gym.register("RightAction-v0", entry_point=RightAction, disable_env_checker=True)
+
+
+class Constant(gym.Env):
+    """The image is always the same and each step pays 1; ends after `length` steps, which the image does not tell."""
+
+    def __init__(self, length=4, end="trunc"):
+        self.length, self.end = length, end
+        self.observation_space = gym.spaces.Box(0, 255, (1, 36, 36), np.uint8)
+        self.action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_count = 0
+        return np.full((1, 36, 36), 128, np.uint8), {}
+
+    def step(self, action):
+        self.step_count += 1
+        ended = self.step_count >= self.length
+        return np.full((1, 36, 36), 128, np.uint8), 1.0, ended and self.end == "term", ended and self.end == "trunc", {}
+
+
+class SeedReward(gym.Env):
+    """One step long, and pays the seed of the reset: -1 where there was none."""
+
+    def __init__(self):
+        self.observation_space = gym.spaces.Box(0, 255, (1, 36, 36), np.uint8)
+        self.action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.seed = -1 if seed is None else seed
+        return np.zeros((1, 36, 36), np.uint8), {}
+
+    def step(self, action):
+        return np.zeros((1, 36, 36), np.uint8), float(self.seed), True, False, {}
+
+
+class GlobalDraw(Ramp):
+    """Draws its rewards from the global generator of numpy, as users' environments may."""
+
+    def step(self, action):
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, float(np.random.rand()), terminated, truncated, info  # noqa: NPY002
+
+
+class NanLater(Ramp):
+    """Pays 1, and from its 50th step on nan."""
+
+    def reset(self, *, seed=None, options=None):
+        self.all_steps = getattr(self, "all_steps", 0)
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.all_steps += 1
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward if self.all_steps < 50 else float("nan"), terminated, truncated, info
+
+
+class SignalAt(Ramp):
+    """Sends the own process a signal at one of its steps: with SIGNAL_AT=80:SIGTERM at the 80th, over all episodes.
+
+    Once in a process. With SIGNAL_AT=80:SIGTERM:block that step never returns, and says so on standard output.
+    """
+
+    def reset(self, *, seed=None, options=None):
+        self.all_steps = getattr(self, "all_steps", 0)
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.all_steps += 1
+        at, signal_name, *block = os.environ.get("SIGNAL_AT", "0:none").split(":")
+        if self.all_steps == int(at):
+            del os.environ["SIGNAL_AT"]
+            signal.raise_signal(getattr(signal, signal_name))
+            if block:
+                print("blocked", flush=True)
+                threading.Event().wait()
+        return super().step(action)
+
+
+class Vector(gym.Env):
+    """Observations are 24 numbers with different bounds, which numpy writes on several lines."""
+
+    def __init__(self):
+        high = np.arange(1, 25, dtype=np.float32) / 7
+        self.observation_space = gym.spaces.Box(-high, high)
+        self.action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.low, {}
+
+    def step(self, action):
+        return self.observation_space.low, 0.0, False, False, {}
+
+
+for name, entry_point, options in (
+    ("ConstantTrunc", Constant, {"end": "trunc"}),
+    ("ConstantTerm", Constant, {"end": "term"}),
+    ("SeedReward", SeedReward, {}),
+    ("GlobalDraw", GlobalDraw, {}),
+    ("NanLater", NanLater, {}),
+    ("SignalAt", SignalAt, {}),
+    ("Vector", Vector, {}),
+):
+    gym.register(f"{name}-v0", entry_point=entry_point, kwargs=options, disable_env_checker=True)
