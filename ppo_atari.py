@@ -395,6 +395,20 @@ def make_envs(args: Args, num_envs: int, training: bool) -> VectorEnv:
     return make([make_env(args, training)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
+def check_drawing(args: Args) -> None:
+    """Raises a UsageError, before hours of training, if --capture-video is wanted and the environment cannot draw."""
+    if not args.capture_video:
+        return
+    try:
+        env = make_env(args, training=False, render_mode="rgb_array")()
+    except TypeError as error:
+        raise UsageError(f"--capture-video: {args.env_id} takes no render_mode, so it cannot draw") from error
+    modes = env.metadata.get("render_modes", [])
+    env.close()
+    if "rgb_array" not in modes:
+        raise UsageError(f"--capture-video: {args.env_id} cannot draw: its render modes are {modes}, not 'rgb_array'")
+
+
 def describe_envs(args: Args) -> str:
     """Returns one line on the environments, with what an id alone does not say."""
     spec = find_spec(args.env_id)
@@ -701,6 +715,7 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
     """
     checkpoint = load_checkpoint(args.resume) if args.resume else None
     device = prepare(args)
+    check_drawing(args)
     with ExitStack() as cleanup:
         stop = cleanup.enter_context(StopSignal())
         envs = cleanup.enter_context(closing_envs(make_envs(args, args.num_envs, training=True)))
@@ -1225,6 +1240,7 @@ def evaluate_checkpoint(args: Args) -> None:
     """Evaluates the checkpoint or agent file at args.evaluate, which is not changed, and prints the result."""
     checkpoint = load_checkpoint(args.evaluate)
     device = prepare(args)
+    check_drawing(args)
     with StopSignal() as stop, closing_envs(make_envs(args, 1, training=False)) as envs:
         agent = make_agent(args, envs, device)
         load_weights(agent, checkpoint["agent"], args.evaluate)
