@@ -1,0 +1,433 @@
+"""Environment steps per second of ppo_atari.py and of stable-baselines3's PPO, side by side.
+
+Run:    python benchmarks/speed_atari.py --out benchmarks/speed_atari.md
+Counts: agent steps over all environments, 4 frames of the emulator each. A timed iteration is a rollout of 128 steps
+        of each environment and the update on it (4 epochs, minibatches of 256), both programs without writing logs.
+        The rows "environments alone" take the same steps with random actions and learn nothing: a rollout's bound.
+Fair:   machines are noisy and slow down while they are hot or shared, so one round measures every program once, and
+        rounds alternate; a ratio is taken within a round, and medians over rounds are reported, with the extremes.
+        Each measurement is a fresh process, so that no thread setting, allocator or compiled kernel leaks from one
+        into the next. Torch, OpenCV and the emulator get the same thread count everywhere, sizes and device are the
+        same, and one whole iteration goes ahead untimed. Otherwise both programs run with their defaults: ppo_atari.py
+        with deterministic kernels, stable-baselines3 with its own wrappers. --compile and --amp are ppo_atari.py's.
+Memory: the peak of the measurement's process, for ppo_atari.py with its checkpoint and an evaluation cut to one step.
+        On a GPU also the peak of what torch's allocator reserved, which leaves out the CUDA context.
+
+Nothing else may run on the machine meanwhile; the load average at the start stands in the report.
+"""
+
+import csv
+import dataclasses
+import importlib.metadata
+import io
+import itertools
+import multiprocessing
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext, redirect_stdout, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import TextIO
+
+import psutil
+import tyro
+
+ROOT = Path(__file__).resolve().parent.parent
+NUM_STEPS = 128
+MINIBATCH_SIZE = 256
+UPDATE_EPOCHS = 4
+SEED = 1
+SIZES = (8, 16, 64)
+"""numbers of environments in the second table"""
+RATIO_TO_REACH = 1.6
+PROGRAMS = {
+    "ale": "ppo_atari.py, ale",
+    "gymnasium": "ppo_atari.py, gymnasium sync",
+    "sb3": "stable-baselines3 PPO",
+    "env_ale": "environments alone, ale",
+    "env_gymnasium": "environments alone, gymnasium sync",
+}
+
+
+@dataclass(frozen=True)
+class Args:
+    """Speed of ppo_atari.py and of stable-baselines3's PPO, measured in alternation."""
+
+    env_id: str = "PongNoFrameskip-v4"
+    """an Atari game"""
+    rounds: int = 5
+    """how often each program is measured"""
+    size_rounds: int = 1
+    """how often each number of environments of the second table is measured; 0: no second table"""
+    iterations: int = 4
+    """timed iterations of a measurement; one more goes ahead untimed"""
+    num_envs: int = 8
+    """parallel environments in the first table, even"""
+    threads: int = 0
+    """CPU threads of torch, of OpenCV and of the emulator; 0: one for each core"""
+    cuda: bool = True
+    """use a CUDA device where there is one, else the CPU"""
+    compile: bool = False
+    """passed on to ppo_atari.py"""
+    amp: bool = False
+    """passed on to ppo_atari.py"""
+    out: Path | None = None
+    """Markdown file to write; the raw measurements go beside it, into a file of the same name that ends in .csv"""
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "iterations"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} {getattr(self, name)}: must be at least 1")
+        for name in ("size_rounds", "threads"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 0")
+        if self.num_envs < 1 or self.num_envs * NUM_STEPS % MINIBATCH_SIZE:
+            raise ValueError(
+                f"--num-envs {self.num_envs}: times {NUM_STEPS} must be a multiple of the minibatch, {MINIBATCH_SIZE}"
+            )
+        if self.out and (self.out.suffix == ".csv" or not self.out.parent.is_dir()):
+            raise ValueError(f"--out {self.out}: must be a Markdown file in a folder that exists")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one process measured."""
+
+    table: int
+    round: int
+    program: str
+    num_envs: int
+    threads: int
+    device: str
+    iterations: int
+    """timed ones"""
+    seconds: float
+    """of the timed iterations together"""
+    steps_per_second: float
+    rss_mib: float
+    """peak of the resident memory"""
+    cuda_mib: float
+    """peak of what torch reserved on the GPU; 0 on a CPU"""
+
+
+# ----- In a process of its own -----
+def time_ours(backend: str, num_envs: int, args: Args, device: str) -> tuple[list[float], float]:
+    """Returns the seconds of each iteration of ppo_atari.py, by the steps/s that it logs, and the peak memory, MiB."""
+    import ppo_atari
+
+    # The evaluation after the last iteration is no part of the measurement: one step of it will do.
+    ppo_atari.EVAL_MAX_STEPS = 1
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
+        script_args = ppo_atari.Args(
+            **ours(backend, num_envs, args),
+            num_steps=NUM_STEPS,
+            num_minibatches=num_envs * NUM_STEPS // MINIBATCH_SIZE,
+            update_epochs=UPDATE_EPOCHS,
+            total_timesteps=num_envs * NUM_STEPS * (args.iterations + 1),
+            cuda=device == "cuda",
+            compile=args.compile,
+            amp=args.amp,
+            run_dir=folder,
+            eval_every=0,
+            checkpoint_every=0,
+            eval_episodes=1,
+            progress=False,
+        )
+        ppo_atari.train(script_args)
+        memory = peak_rss_mib()
+        # Only now, so that it does not count as memory of the training.
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        (run_folder,) = Path(folder).iterdir()
+        events = EventAccumulator(str(run_folder), size_guidance={"scalars": 0}).Reload()
+        return [script_args.batch_size / event.value for event in events.Scalars("charts/SPS")], memory
+
+
+def time_sb3(num_envs: int, args: Args, device: str) -> tuple[list[float], float]:
+    """Returns the seconds from each start of a rollout of stable-baselines3 to the next, and the peak memory, MiB."""
+    import ale_py
+    import gymnasium as gym
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_atari_env
+    from stable_baselines3.common.utils import set_random_seed
+    from stable_baselines3.common.vec_env import VecFrameStack
+
+    class Clock(BaseCallback):
+        """Notes the time at the start of each rollout and at the end of the training."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.times: list[float] = []
+
+        def note(self) -> None:
+            if device == "cuda":
+                torch.cuda.synchronize()
+            self.times.append(time.perf_counter())
+
+        def _on_rollout_start(self) -> None:
+            self.note()
+
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_training_end(self) -> None:
+            self.note()
+
+    gym.register_envs(ale_py)
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    # Not PPO's own seed, which would switch cuDNN to slower kernels.
+    set_random_seed(SEED)
+    # An ALE/ id alone would skip 4 frames of its own, beside the wrapper's.
+    envs = VecFrameStack(make_atari_env(args.env_id, num_envs, seed=SEED, env_kwargs={"frameskip": 1}), 4)
+    model = PPO(
+        "CnnPolicy",
+        envs,
+        n_steps=NUM_STEPS,
+        batch_size=MINIBATCH_SIZE,
+        n_epochs=UPDATE_EPOCHS,
+        learning_rate=2.5e-4,
+        clip_range=0.1,
+        ent_coef=0.01,
+        device=device,
+    )
+    clock = Clock()
+    # ppo_atari.py takes the time before it logs, so here nothing is logged.
+    model.learn(num_envs * NUM_STEPS * (args.iterations + 1), callback=clock, log_interval=None)
+    envs.close()
+    return [end - start for start, end in itertools.pairwise(clock.times)], peak_rss_mib()
+
+
+def time_envs(backend: str, num_envs: int, args: Args) -> tuple[list[float], float]:
+    """Returns the seconds of as many random steps as each iteration has, and the peak memory, MiB."""
+    import numpy as np
+
+    import ppo_atari
+
+    script_args = ppo_atari.Args(**ours(backend, num_envs, args))
+    rng = np.random.default_rng(SEED)
+    seconds = []
+    with ppo_atari.closing_envs(ppo_atari.make_envs(script_args, num_envs, training=True)) as envs:
+        envs.reset(seed=SEED)
+        for _ in range(args.iterations + 1):
+            actions = rng.integers(envs.single_action_space.n, size=(NUM_STEPS, num_envs))
+            start = time.perf_counter()
+            for action in actions:
+                envs.step(action)
+            seconds.append(time.perf_counter() - start)
+    return seconds, peak_rss_mib()
+
+
+def ours(backend: str, num_envs: int, args: Args) -> dict[str, str | int]:
+    """Returns the arguments of ppo_atari.py that its environments depend on."""
+    return {
+        "env_id": args.env_id,
+        "seed": SEED,
+        "backend": backend,
+        "vector": "sync",
+        "num_envs": num_envs,
+        "threads": args.threads,
+    }
+
+
+def peak_rss_mib() -> float:
+    """Returns the largest resident memory of this process so far, in MiB."""
+    if sys.platform == "linux":
+        # Not getrusage, whose maximum starts at the size of the process that started this one.
+        line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM:"))
+        return int(line.split()[1]) / 2**10
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset / 2**20
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def measure(table: int, round_number: int, program: str, num_envs: int, args: Args) -> Measurement:
+    """Returns one measurement; called in a fresh process, whose settings it changes."""
+    import cv2
+    import torch
+
+    torch.set_num_threads(args.threads)
+    cv2.setNumThreads(args.threads)
+    device = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
+    kind, _, backend = program.rpartition("_")
+    if kind == "env":
+        seconds, memory = time_envs(backend, num_envs, args)
+    elif program == "sb3":
+        seconds, memory = time_sb3(num_envs, args, device)
+    else:
+        seconds, memory = time_ours(backend, num_envs, args, device)
+    assert len(seconds) == args.iterations + 1, f"want {args.iterations + 1} iterations, got {len(seconds)}"
+    timed = sum(seconds[1:])
+    return Measurement(
+        table=table,
+        round=round_number,
+        program=program,
+        num_envs=num_envs,
+        threads=args.threads,
+        device=torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        iterations=args.iterations,
+        seconds=timed,
+        steps_per_second=args.iterations * NUM_STEPS * num_envs / timed,
+        rss_mib=memory,
+        cuda_mib=torch.cuda.max_memory_reserved() / 2**20 if device == "cuda" else 0.0,
+    )
+
+
+# ----- In the main process -----
+def measure_all(args: Args) -> Iterator[Measurement]:
+    """Yields all measurements, each from a fresh process: the first table's in alternation, then the second's."""
+    todo = [(1, i, program, args.num_envs) for i in range(1, args.rounds + 1) for program in PROGRAMS]
+    todo += [(2, i, "ale", num_envs) for i in range(1, args.size_rounds + 1) for num_envs in SIZES]
+    context = multiprocessing.get_context("spawn")
+    for job in todo:
+        with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+            measurement = pool.submit(measure, *job, args).result()
+        table, round_number, program, num_envs = job
+        line = f"table {table}, round {round_number}: {PROGRAMS[program]}, {num_envs} environments"
+        print(f"{line}: {measurement.steps_per_second:,.0f} steps/s", file=sys.stderr, flush=True)
+        yield measurement
+
+
+def speed_table(measurements: list[Measurement]) -> list[str]:
+    """Returns the lines of the first table, and last the one that compares with the ratio to reach."""
+    speeds = {
+        program: [m.steps_per_second for m in measurements if m.table == 1 and m.program == program]
+        for program in PROGRAMS
+    }
+    lines = [
+        "| program | steps/s, median | min | max | ratio to stable-baselines3, median (min to max) |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    ratios = {}
+    for program, name in PROGRAMS.items():
+        own = speeds[program]
+        ratios[program] = [a / b for a, b in zip(own, speeds["sb3"], strict=True)]
+        ratio = f"{median(ratios[program]):.2f} ({min(ratios[program]):.2f} to {max(ratios[program]):.2f})"
+        # Training against bare environments compares nothing.
+        ratio = "" if program.startswith("env_") else ratio
+        lines.append(f"| {name} | {median(own):,.0f} | {min(own):,.0f} | {max(own):,.0f} | {ratio} |")
+    reached = median(ratios["ale"])
+    verdict = "reached" if reached >= RATIO_TO_REACH else "not reached"
+    return [*lines, "", f"ratio to reach: {RATIO_TO_REACH}, measured: {reached:.2f} ({PROGRAMS['ale']}): {verdict}"]
+
+
+def size_table(measurements: list[Measurement]) -> list[str]:
+    """Returns the lines of the second table; medians over its rounds of speeds, maxima of memory."""
+    lines = ["| environments | steps/s | peak memory, MiB | peak GPU memory, MiB |", "|---:|---:|---:|---:|"]
+    for num_envs in SIZES:
+        own = [m for m in measurements if m.table == 2 and m.num_envs == num_envs]
+        cuda_mib = max(m.cuda_mib for m in own)
+        cells = [
+            f"{num_envs}",
+            f"{median(m.steps_per_second for m in own):,.0f}",
+            f"{max(m.rss_mib for m in own):,.0f}",
+            f"{cuda_mib:,.0f}" if cuda_mib else "no GPU",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def machine(device: str) -> str:
+    """Returns the machine in words: CPU, cores that this process may use, and GPU."""
+    cpu = platform.processor() or platform.machine()
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{cpu}, {num_cores()} cores, {'no GPU used' if device == 'cpu' else device}, {platform.system()}"
+
+
+def num_cores() -> int:
+    """Returns how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def commit() -> str:
+    """Returns the short hash of the commit that was measured, with -dirty after it if a file differed."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def report(measurements: list[Measurement], args: Args, load: float) -> str:
+    """Returns the report in Markdown."""
+    packages = ("torch", "gymnasium", "ale-py", "stable-baselines3")
+    versions = [f"python {platform.python_version()}", *(f"{x} {importlib.metadata.version(x)}" for x in packages)]
+    flags = " ".join(f"--{name}" for name in ("compile", "amp") if getattr(args, name)) or "none"
+    lines = [
+        f"# Speed of ppo_atari.py, {args.env_id}",
+        "",
+        f"- Date: {datetime.now(UTC).isoformat(timespec='seconds')}",
+        f"- Machine: {machine(measurements[0].device)}; load average at the start: {load:.2f}",
+        f"- Versions: {', '.join(versions)}; commit {commit()}",
+        f"- Command: `{shlex.join(['python', 'benchmarks/speed_atari.py', *sys.argv[1:]])}`",
+        f"- Threads: {args.threads}; further flags of ppo_atari.py: {flags}",
+        f"- Steps are agent steps over all environments, 4 frames each; seed {SEED}.",
+        "",
+        f"## {args.num_envs} environments x {NUM_STEPS} steps, {UPDATE_EPOCHS} epochs, minibatches of {MINIBATCH_SIZE}",
+        "",
+        f"Rounds in alternation: {args.rounds}; each measurement: 1 untimed iteration, {args.iterations} timed.",
+        "",
+        *speed_table(measurements),
+    ]
+    if args.size_rounds:
+        lines += [
+            "",
+            "## ppo_atari.py, ale, by number of environments",
+            "",
+            f"Rounds: {args.size_rounds}; the other sizes as above.",
+            "",
+            *size_table(measurements),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def open_csv(args: Args) -> nullcontext[TextIO] | TextIO:
+    """Returns the file of raw measurements, or without --out a buffer that nobody reads."""
+    return open(args.out.with_suffix(".csv"), "w", newline="") if args.out else nullcontext(io.StringIO())
+
+
+def main() -> None:
+    """Runs the command line: status 0 when done, 2 when the arguments are wrong."""
+    args = tyro.cli(Args)
+    args = dataclasses.replace(args, threads=args.threads or num_cores())
+    # The processes of the measurements inherit this path.
+    sys.path.insert(0, str(ROOT))
+    import ppo_atari
+
+    try:
+        if not ppo_atari.is_atari(ppo_atari.find_spec(args.env_id)):
+            raise ppo_atari.UsageError(f"--env-id {args.env_id}: this is no Atari game")
+        load = psutil.getloadavg()[0]
+        measurements = []
+        with open_csv(args) as file:
+            rows = csv.DictWriter(file, [field.name for field in dataclasses.fields(Measurement)], lineterminator="\n")
+            rows.writeheader()
+            for measurement in measure_all(args):
+                measurements.append(measurement)
+                rows.writerow(dataclasses.asdict(measurement))
+                file.flush()
+        text = report(measurements, args, load)
+        if args.out:
+            args.out.write_text(text)
+        print(text)
+    except (ppo_atari.UsageError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
