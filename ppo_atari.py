@@ -1052,7 +1052,7 @@ def load_checkpoint(path: str) -> dict[str, Any]:
             f"{found}: not a checkpoint, or it holds more than tensors and plain values: refused"
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise UsageError(f"{found}: this checkpoint cannot be read ({str(error).splitlines()[0]})") from error
+        raise UsageError(f"{found}: no checkpoint, or a damaged one ({type(error).__name__})") from error
     if not isinstance(content, dict) or "script" not in content or "format_version" not in content:
         raise UsageError(f"{found}: this is no checkpoint of these scripts")
     if content["script"] != Path(__file__).stem:
