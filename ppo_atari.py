@@ -28,6 +28,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
@@ -1046,7 +1047,10 @@ def load_checkpoint(path: str) -> dict[str, Any]:
     """
     found = find_checkpoint(path)
     try:
-        content = torch.load(found, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            # What torch would warn of in a foreign file ends in an error here.
+            warnings.simplefilter("ignore")
+            content = torch.load(found, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UsageError(
             f"{found}: not a checkpoint, or it holds more than tensors and plain values: refused"
@@ -1146,8 +1150,13 @@ def closing_envs(envs: VectorEnv) -> Iterator[VectorEnv]:
     try:
         yield envs
     finally:
-        with suppress(Exception):
-            envs.close(terminate=True)
+        try:
+            envs.close(**({"terminate": True} if isinstance(envs, AsyncVectorEnv) else {}))
+        except (EOFError, OSError):
+            # Closing first waits for a step under way, in vain where an environment process died.
+            for process in envs.processes:
+                process.terminate()
+            envs.closed = True
 
 
 def check_memory(storage_bytes: int, device: torch.device) -> None:

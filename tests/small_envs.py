@@ -178,7 +178,13 @@ for name, entry_point, options in (
     ("SeedReward", SeedReward, {}),
     ("GlobalDraw", GlobalDraw, {}),
     ("NanLater", NanLater, {}),
-    ("SignalAt", SignalAt, {}),
+    ("SignalAt", SignalAt, {"end": "trunc"}),
     ("Vector", Vector, {}),
 ):
     gym.register(f"{name}-v0", entry_point=entry_point, kwargs=options, disable_env_checker=True)
+gym.register(
+    "RampOneChannel-v0",
+    entry_point="small_envs:Ramp",
+    kwargs={"length": 3, "shape": (50, 60, 1)},
+    disable_env_checker=True,
+)
