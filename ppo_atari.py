@@ -17,7 +17,6 @@ import importlib.util
 import io
 import json
 import math
-import multiprocessing
 import os
 import pickle
 import platform
@@ -187,6 +186,8 @@ def find_spec(env_id: str) -> EnvSpec:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
             raise UsageError(f"--env-id {env_id}: there is no module {error.name!r} on the import path") from error
+        except TypeError as error:
+            raise UsageError(f"--env-id {env_id}: there is no module {module!r}, names are absolute") from error
     if name in gym.registry:
         return gym.registry[name]
     usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
@@ -331,26 +332,29 @@ class FireReset(gym.Wrapper):
 def check_spaces(env: gym.Env, env_id: str) -> None:
     """Raises a UsageError unless the environment shows images and takes one of a number of actions."""
     obs_space, action_space = env.observation_space, env.action_space
+    # numpy writes long bounds on several lines.
+    found_obs, found_actions = (" ".join(str(space).split()) for space in (obs_space, action_space))
     if not isinstance(action_space, gym.spaces.Discrete):
         hint = "; for a Box use ppo_continuous.py" if isinstance(action_space, gym.spaces.Box) else ""
-        raise UsageError(f"--env-id {env_id}: this script wants Discrete actions, not {action_space}{hint}")
+        raise UsageError(f"--env-id {env_id}: this script wants Discrete actions, not {found_actions}{hint}")
     if not (isinstance(obs_space, gym.spaces.Box) and obs_space.dtype == np.uint8 and len(obs_space.shape) in (2, 3)):
         hint = "; for vectors use ppo_cartpole.py" if len(obs_space.shape or ()) == 1 else ""
-        raise UsageError(f"--env-id {env_id}: this script wants images, uint8 of 2 or 3 axes, not {obs_space}{hint}")
+        raise UsageError(f"--env-id {env_id}: this script wants images, uint8 of 2 or 3 axes, not {found_obs}{hint}")
 
 
-def in_child_process() -> None:
+def in_child_process(training_pid: int) -> None:
     """Leaves Ctrl-C to the training process, when called in an environment's own process."""
-    if multiprocessing.parent_process() is not None:
+    if os.getpid() != training_pid:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def make_env(args: Args, training: bool, render_mode: str | None = None) -> Callable[[], gym.Env]:
     """Returns a factory of one environment; it shows (4, 84, 84) uint8 images, an own (C, H, W) stack as it is."""
+    training_pid = os.getpid()
 
     def thunk() -> gym.Env:
-        in_child_process()
+        in_child_process(training_pid)
         # Not every environment takes the keyword, so it is left out where nothing is drawn.
         drawing = {"render_mode": render_mode} if render_mode else {}
         if is_atari(find_spec(args.env_id)):
@@ -358,7 +362,8 @@ def make_env(args: Args, training: bool, render_mode: str | None = None) -> Call
             # frameskip=1 since MaxAndSkip skips: an ALE/ id alone would skip 4 of its own, 16 together.
             env = gym.make(args.env_id, frameskip=1, obs_type="grayscale", **drawing)
             check_spaces(env, args.env_id)
-            env = NoopResetEnv(env, noop_max=30)
+            # Backgammon and VideoCheckers have no NOOP to wait with.
+            env = NoopResetEnv(env, noop_max=30) if "NOOP" in env.unwrapped.get_action_meanings() else env
             env = MaxAndSkip(env, skip=4)
             # Below the wrappers that cut a game into lives and its rewards to signs, so it sees true scores.
             env = gym.wrappers.RecordEpisodeStatistics(env)
@@ -401,7 +406,8 @@ def check_drawing(args: Args) -> None:
     if not args.capture_video:
         return
     try:
-        env = make_env(args, training=False, render_mode="rgb_array")()
+        with warnings.catch_warnings(action="ignore"):
+            env = make_env(args, training=False, render_mode="rgb_array")()
     except TypeError as error:
         raise UsageError(f"--capture-video: {args.env_id} takes no render_mode, so it cannot draw") from error
     modes = env.metadata.get("render_modes", [])
@@ -682,10 +688,11 @@ def evaluate_now(
     """Returns scores and lengths of episodes in fresh environments; the training's random streams stay as they were."""
     states = random_states()
     num_envs = min(args.num_envs, args.eval_episodes)
-    with closing_envs(make_envs(args, num_envs, training=False)) as envs:
-        result = evaluate(agent, envs, args.eval_episodes, seed, args.eval_greedy, device, stop)
-    set_random_states(states)
-    return result
+    try:
+        with closing_envs(make_envs(args, num_envs, training=False)) as envs:
+            return evaluate(agent, envs, args.eval_episodes, seed, args.eval_greedy, device, stop)
+    finally:
+        set_random_states(states)
 
 
 def final_evaluation(
@@ -726,7 +733,7 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
 
         agent = make_agent(args, envs, device)
         optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
-        counters = {"iteration": 0, "global_step": 0, "updates": 0, "episodes": 0, "best_eval": None}
+        counters = {"iteration": 0, "global_step": 0, "updates": 0, "episodes": 0, "best_eval": None, "evaluated": 0}
         if checkpoint:
             if checkpoint["args"]["num_envs"] * checkpoint["args"]["num_steps"] != args.batch_size:
                 raise UsageError("--num-envs times --num-steps, the batch size, must stay what it was in a resumed run")
@@ -745,6 +752,9 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
         )
         run = cleanup.enter_context(Run(args, stop, counters, {"agent": agent, "optimizer": optimizer}))
         run.announce(device, describe_envs(args), storage_bytes, args.num_iterations * args.batch_size)
+        if crossed(args.eval_every, counters["evaluated"], counters["global_step"]):
+            # The run was interrupted in this evaluation.
+            run.keep_best(*evaluate_now(agent, args, args.seed + 10_000, device, stop))
         obs, _ = envs.reset(seed=reset_seed(args.seed, counters["global_step"]))
 
         for iteration in range(counters["iteration"] + 1, args.num_iterations + 1):
@@ -820,7 +830,10 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
                 counters["updates"] += 1
 
             mean_losses = torch.stack(losses).mean(0).tolist()
-            if not all(map(math.isfinite, mean_losses)):
+            # The last step may have spoilt the weights, which no loss has seen yet.
+            with torch.no_grad():
+                logits, _ = forward(torch.from_numpy(obs).to(device))
+            if not all(map(math.isfinite, mean_losses)) or not logits.isfinite().all():
                 raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
             counters.update(iteration=iteration, global_step=global_step, episodes=counters["episodes"] + len(episodes))
             scalars = {f"losses/{name}": mean for name, mean in zip(LOSS_NAMES, mean_losses, strict=True)}
@@ -873,7 +886,7 @@ class StopSignal:
         if self.signum is not None:
             os._exit(128 + self.signum)
         self.signum = signum
-        os.write(2, b"\nstopping, with a checkpoint; a second signal ends at once\n")
+        os.write(2, b"\nstopping; a second signal ends at once\n")
 
     def check(self) -> None:
         """Raises Interrupted if a signal came."""
@@ -990,6 +1003,7 @@ class Run:
             ("length_mean", np.mean(lengths)),
         ):
             self.writer.add_scalar(f"eval/{name}", value, self.counters["global_step"])
+        self.counters["evaluated"] = self.counters["global_step"]
         if self.counters["best_eval"] is None or np.mean(scores) >= self.counters["best_eval"]:
             self.counters["best_eval"] = float(np.mean(scores))
             self.save("best.pt")
@@ -1055,7 +1069,7 @@ def load_checkpoint(path: str) -> dict[str, Any]:
         raise UsageError(
             f"{found}: not a checkpoint, or it holds more than tensors and plain values: refused"
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged file may raise anything
         raise UsageError(f"{found}: no checkpoint, or a damaged one ({type(error).__name__})") from error
     if not isinstance(content, dict) or "script" not in content or "format_version" not in content:
         raise UsageError(f"{found}: this is no checkpoint of these scripts")
@@ -1063,6 +1077,9 @@ def load_checkpoint(path: str) -> dict[str, Any]:
         raise UsageError(f"{found}: this checkpoint is of {content['script']}.py, not of {Path(__file__).name}")
     if content["format_version"] != FORMAT_VERSION:
         raise UsageError(f"{found}: format version {content['format_version']}, this script reads {FORMAT_VERSION}")
+    for part in ("args", "counters", "agent"):
+        if part not in content:
+            raise UsageError(f"{found}: this checkpoint is damaged, it has no {part}")
     return content
 
 
@@ -1151,7 +1168,10 @@ def closing_envs(envs: VectorEnv) -> Iterator[VectorEnv]:
         yield envs
     finally:
         try:
-            envs.close(**({"terminate": True} if isinstance(envs, AsyncVectorEnv) else {}))
+            with warnings.catch_warnings():
+                # gymnasium warns where a step is under way, as it is when a process died or a signal came.
+                warnings.simplefilter("ignore")
+                envs.close(**({"terminate": True} if isinstance(envs, AsyncVectorEnv) else {}))
         except (EOFError, OSError):
             # Closing first waits for a step under way, in vain where an environment process died.
             for process in envs.processes:
@@ -1211,12 +1231,15 @@ def make_run_folder(args: Args) -> Path:
 def write_args_json(folder: Path, args: Args, global_step: int) -> None:
     """Writes arguments, versions, device and command line; `starts` keeps those of a resumed run's earlier starts."""
     path = folder / "args.json"
-    earlier = json.loads(path.read_text())["starts"] if path.exists() else []
+    earlier = []
+    # A full disk or a kill may have left half a file.
+    with suppress(OSError, ValueError, KeyError):
+        earlier = json.loads(path.read_text())["starts"]
     commit = None
     with suppress(OSError, subprocess.SubprocessError):
         git = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "HEAD"]
         commit = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    env_package = str(find_spec(args.env_id).entry_point).split(".")[0].replace("_", "-")
+    env_package = str(find_spec(args.env_id).entry_point).replace(":", ".").split(".")[0].replace("_", "-")
     versions = {"python": platform.python_version()}
     for package in ("torch", "gymnasium", "numpy", env_package):
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -1276,9 +1299,16 @@ def parse_args(argv: list[str]) -> Args:
     return tyro.cli(Args, default=default, args=argv)
 
 
+def report_thread_error(error: threading.ExceptHookArgs) -> None:
+    """Leaves a full disk to the main thread, where TensorBoard raises again what its writing thread met."""
+    if not issubclass(error.exc_type, OSError):
+        threading.__excepthook__(error)
+
+
 def main() -> None:
     """Runs the command line: status 0 when done, 1 when the run failed, 2 when the arguments are wrong."""
     sys.path.append(os.getcwd())
+    threading.excepthook = report_thread_error
     try:
         args = parse_args(sys.argv[1:])
         if args.evaluate:
@@ -1289,7 +1319,8 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except (FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:
-        reason = "an environment process died" if isinstance(error, EOFError | ConnectionError) else error
+        broken_pipe = isinstance(error, EOFError | ConnectionError)
+        reason = "an environment process died, or what reads this output did" if broken_pipe else error
         print(f"error: {reason}", file=sys.stderr)
         sys.exit(1)
 

@@ -1,0 +1,110 @@
+"""README.md: every script is in it, every command in it parses, and what it names exists."""
+
+import importlib
+import re
+import shlex
+
+import pytest
+from conftest import ROOT
+
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+SCRIPTS = sorted(path.name for path in ROOT.glob("*.py"))
+
+
+def code_of(text):
+    """Returns the lines of code in a text: of fenced and of indented blocks, and between backquotes."""
+    lines, in_fence = [], False
+    for line in text.splitlines():
+        if line.lstrip().startswith("```"):
+            in_fence = not in_fence
+        elif in_fence or line.startswith("    "):
+            lines.append(line.strip())
+        else:
+            lines += re.findall(r"`([^`]+)`", line)
+    return "\n".join(lines).replace("\\\n", " ").splitlines()
+
+
+def commands_of(text):
+    """Returns (script, flags) of every call of a script at the top of the repository."""
+    commands = []
+    for line in code_of(text):
+        # Up to the end of a shell command; the value of a shell's variable stands for a number.
+        for script, rest in re.findall(r"\bpython3? (\w+\.py)([^;&|<>#`)]*)", line):
+            commands.append((script, shlex.split(re.sub(r"\$\{?\w+\}?", "1", rest))))
+    return commands
+
+
+COMMANDS = commands_of(TEXT)
+
+
+def test_commands_are_found_in_all_kinds_of_code():
+    text = """`python a.py --x 1` and python not_code.py
+
+    cd x && python b.py --resume runs/NAME   # go on
+    for s in 1 2; do python c.py --seed $s --name "two words"; done
+
+```
+python3 d.py --long \\
+    --flag > log.txt
+python -m pytest
+```
+"""
+    assert commands_of(text) == [
+        ("a.py", ["--x", "1"]),
+        ("b.py", ["--resume", "runs/NAME"]),
+        ("c.py", ["--seed", "1", "--name", "two words"]),
+        ("d.py", ["--long", "--flag"]),
+    ]
+
+
+def test_it_is_short_and_finished():
+    lines = TEXT.splitlines()
+    assert len(lines) <= 200
+    assert not [line for line in lines if "@@" in line]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_has_a_row_in_the_table(script):
+    rows = [line for line in TEXT.splitlines() if line.startswith(f"| `{script}` |")]
+    assert len(rows) == 1
+    assert f"python {script}" in rows[0]
+
+
+def test_there_is_a_command_to_check():
+    assert {script for script, _ in COMMANDS} >= set(SCRIPTS)
+
+
+@pytest.mark.parametrize(("script", "flags"), COMMANDS, ids=lambda x: x if isinstance(x, str) else " ".join(x))
+def test_every_command_parses(script, flags, capsys):
+    assert script in SCRIPTS
+    if "--help" in flags:
+        assert flags == ["--help"]
+        return
+    # The run that a command goes on with or evaluates is a placeholder: the rest has to parse over the defaults.
+    for flag in ("--resume", "--evaluate"):
+        if flag in flags:
+            at = flags.index(flag)
+            assert not flags[at + 1].startswith("-")
+            flags = [*flags[:at], *flags[at + 2 :]]
+    try:
+        args = importlib.import_module(script.removesuffix(".py")).parse_args(flags)
+    except SystemExit:
+        pytest.fail(capsys.readouterr().err)
+    if "--env-id" in flags:
+        assert args.env_id == flags[flags.index("--env-id") + 1]
+
+
+def test_the_tests_are_started_as_the_checks_start_them():
+    assert any("python -m pytest" in line for line in code_of(TEXT))
+    assert "python -m pytest" in (ROOT / ".ci" / "run").read_text().splitlines()
+
+
+def test_agent_files_are_named_and_exist():
+    named = set(re.findall(r"benchmarks/agents/([\w.-]+\.pt)\b", TEXT))
+    assert named == {path.name for path in (ROOT / "benchmarks" / "agents").glob("*.pt")}
+
+
+def test_paths_of_the_repository_that_are_named_exist():
+    named = {match.rstrip(".") for match in re.findall(r"\b(?:benchmarks|tests)/[\w./-]*", TEXT)}
+    missing = [path for path in sorted(named) if not (ROOT / path).exists()]
+    assert missing == []

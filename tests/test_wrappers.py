@@ -1,0 +1,636 @@
+"""Environments as the agent sees them: ale-py's vector environment, the wrapper chain, and what both say of ends."""
+
+import copy
+import functools
+import types
+
+import ale_py
+import gymnasium as gym
+import numpy as np
+import pytest
+import small_envs
+from ale_py.env import AtariEnv
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.vector import AutoresetMode
+
+import ppo_atari
+
+NOOP = 0
+gym.register_envs(ale_py)
+native = functools.partial(AtariVectorEnv, num_threads=1, reward_clipping=False, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def make_envs(env_id, num_envs=1, training=True, **changes):
+    args = ppo_atari.Args(env_id=env_id, num_envs=num_envs, threads=1, **changes)
+    return ppo_atari.make_envs(args, num_envs, training)
+
+
+def native_env(env_id, num_envs=1, training=True, max_frames=None):
+    spec = copy.deepcopy(ppo_atari.find_spec(env_id))
+    if max_frames:
+        spec.kwargs["max_num_frames_per_episode"] = max_frames
+    return ppo_atari.NativeAtariEnv(spec, num_envs, 1, training)
+
+
+def chain_env(env_id, training=False):
+    return ppo_atari.make_env(ppo_atari.Args(env_id=env_id, backend="gymnasium"), training)()
+
+
+def actions_of(*actions):
+    return np.array(actions, dtype=np.int64)
+
+
+# The two ways of making Atari environments, compared
+
+
+@pytest.mark.parametrize("game", ["Pong", "Breakout", "SpaceInvaders"])
+def test_both_backends_show_the_same_game(game):
+    # No-ops and FIRE at a reset are drawn and pressed differently, so here neither has them.
+    spec = ppo_atari.find_spec(f"{game}NoFrameskip-v4")
+    envs = native(spec.kwargs["game"], 1, noop_max=0, use_fire_reset=False)
+    env = ppo_atari.MaxAndSkip(gym.make(spec.id, frameskip=1, obs_type="grayscale"), skip=4)
+    env = gym.wrappers.ResizeObservation(env, (84, 84))
+    env = gym.wrappers.FrameStackObservation(env, 4, padding_type="zero")
+    rng = np.random.default_rng(0)
+
+    obs, infos = envs.reset(seed=3)
+    other_obs, other_info = env.reset(seed=3)
+    np.testing.assert_array_equal(obs[0], other_obs)
+    score, lives, terminated = 0, {int(infos["lives"][0])}, False
+    while not terminated:
+        action = int(rng.integers(env.action_space.n))
+        obs, reward, termination, truncation, infos = envs.step(actions_of(action))
+        other_obs, other_reward, terminated, truncated, other_info = env.step(action)
+        assert reward[0] == other_reward
+        assert termination[0] == terminated
+        assert not truncation[0]
+        assert not truncated
+        score += reward[0]
+        if not terminated:
+            np.testing.assert_array_equal(obs[0], other_obs)
+            assert infos["lives"][0] == other_info["lives"]
+            assert infos["episode_frame_number"][0] == other_info["episode_frame_number"]
+            lives.add(int(infos["lives"][0]))
+    # It was a whole game: Pong is over when the enemy has 21 points, the others when no life is left.
+    assert score < 0 if game == "Pong" else lives >= {1, 2, 3}
+    # The end comes within a skip, where ale-py shows frames of the step before: the newest image may differ.
+    np.testing.assert_array_equal(infos["final_obs"][0, :3], other_obs[:3])
+    # And the next game begins.
+    other_obs, _ = env.reset()
+    np.testing.assert_array_equal(obs[0], other_obs)
+
+
+@pytest.mark.parametrize(("game", "least"), [("freeway", 0), ("breakout", 1)])
+def test_native_no_ops_at_a_reset(game, least):
+    # 0 to 29 frames; FIRE, where there is one, is pressed first and is one of them, so then it is at least 1.
+    envs = native(game, 1, max_num_frames_per_episode=4)
+    envs.reset(seed=0)
+    # Each step ends a game by the limit of 4 frames, and so shows how many frames the next one's reset took.
+    frames = {int(envs.step(actions_of(NOOP))[4]["episode_frame_number"][0]) for _ in range(200)}
+    assert frames == set(range(least, 30))
+
+
+@pytest.mark.parametrize(("game", "fire_frames"), [("Freeway", 0), ("Breakout", 8)])
+def test_chain_no_ops_at_a_reset(game, fire_frames):
+    # 1 to 30 frames, and then, where there is a FIRE, it and action 2 for 4 frames each.
+    env = chain_env(f"{game}NoFrameskip-v4")
+    env.reset(seed=0)
+    frames = {env.reset()[1]["episode_frame_number"] for _ in range(150)}
+    assert frames == set(range(1 + fire_frames, 31 + fire_frames))
+
+
+@pytest.mark.parametrize("backend", ["ale", "gymnasium"])
+def test_the_first_stack_is_one_image_behind_three_black_ones(backend):
+    envs = make_envs("BreakoutNoFrameskip-v4", 2, backend=backend)
+    obs, _ = envs.reset(seed=0)
+    assert obs.shape == (2, 4, 84, 84)
+    assert obs.dtype == np.uint8
+    assert (obs[:, :3] == 0).all()
+    assert (obs[:, 3].max((1, 2)) > 1).all()
+    obs, *_ = envs.step(actions_of(NOOP, NOOP))
+    assert (obs[:, :2] == 0).all()
+    assert (obs[:, 2:].max((2, 3)) > 1).all()
+
+
+def lose_a_life(envs):
+    """Steps one game of Breakout without moving until the ball is missed; returns what the last step did."""
+    before = envs.reset(seed=0)[0]
+    for _ in range(100):
+        step = envs.step(actions_of(NOOP))
+        if step[4]["lives"][0] < 5:
+            return before, step
+        before = step[0]
+    raise AssertionError("no life was lost")
+
+
+@pytest.mark.parametrize(("backend", "served"), [("ale", False), ("gymnasium", True)])
+@pytest.mark.parametrize("training", [True, False])
+def test_who_serves_the_ball_after_a_lost_life(backend, served, training):
+    # ale-py presses FIRE at the start of a game only, the chain after each lost life too. Without it Breakout stands
+    # still for ever; with it the ball moves, and 10 steps without touching anything show it.
+    envs = make_envs("BreakoutNoFrameskip-v4", training=training, backend=backend)
+    _, (obs, *_) = lose_a_life(envs)
+    images = [obs[0, 3], *(envs.step(actions_of(NOOP))[0][0, 3] for _ in range(10))]
+    # The step of the loss itself may still show the ball, the one after it is the first to stand still.
+    moved = any((image != images[1]).any() for image in images[2:])
+    assert moved == served
+
+
+@pytest.mark.parametrize("backend", ["ale", "gymnasium"])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_lost_life_ends_the_recording_in_training_but_never_the_game(backend, training):
+    envs = make_envs("BreakoutNoFrameskip-v4", training=training, backend=backend)
+    _, (_, _, termination, truncation, infos) = lose_a_life(envs)
+    assert termination.tolist() == [training]
+    assert truncation.tolist() == [False]
+    assert infos["lives"].tolist() == [4]
+    assert ppo_atari.finished_episodes(infos) == []
+    assert envs.step(actions_of(NOOP))[4]["lives"].tolist() == [4]
+
+
+# NativeAtariEnv
+
+
+def test_native_lost_life_goes_on_with_the_same_stack():
+    envs = native_env("BreakoutNoFrameskip-v4")
+    before, (obs, _, termination, _, infos) = lose_a_life(envs)
+    np.testing.assert_array_equal(obs[0, :3], before[0, 1:])
+    assert "final_info" not in infos
+    # ale-py leaves its own final_obs of a lost life unset.
+    np.testing.assert_array_equal(infos["final_obs"], obs)
+    np.testing.assert_array_equal(ppo_atari.true_next_obs(obs, termination, infos), obs)
+
+
+@pytest.mark.parametrize("env_id", ["SpaceInvadersNoFrameskip-v4", "ALE/MsPacman-v5"])
+def test_native_scores_are_those_of_whole_games(env_id):
+    # The same games in parallel: `whole` is ended by a game's end only and has the raw rewards, so they can be summed.
+    training, whole = (native_env(env_id, 2, training) for training in (True, False))
+    assert training.reset(seed=5)[0].tolist() == whole.reset(seed=5)[0].tolist()
+    rng = np.random.default_rng(0)
+    scores, lengths, games, lost_lives, rewards = np.zeros(2), np.zeros(2), np.zeros(2), 0, set()
+    for _ in range(1150):
+        actions = rng.integers(0, training.single_action_space.n, 2)
+        obs, reward, termination, truncation, infos = training.step(actions)
+        whole_obs, whole_reward, whole_termination, whole_truncation, whole_infos = whole.step(actions)
+        np.testing.assert_array_equal(obs, whole_obs)
+        np.testing.assert_array_equal(infos["lives"], whole_infos["lives"])
+        assert not truncation.any()
+        assert not whole_truncation.any()
+        # Every game's end is an end in training too; all others are lost lives.
+        assert (termination | ~whole_termination).all()
+        lost_lives += (termination & ~whole_termination).sum()
+        assert reward.tolist() == np.sign(whole_reward).tolist()
+        rewards |= set(whole_reward.tolist())
+        scores += whole_reward
+        lengths += 1
+        ended = np.flatnonzero(whole_termination)
+        expected = [(scores[i], lengths[i]) for i in ended]
+        assert ppo_atari.finished_episodes(infos) == expected
+        assert ppo_atari.finished_episodes(whole_infos) == expected
+        assert ("final_info" in infos) == ("final_info" in whole_infos) == bool(len(ended))
+        if len(ended):
+            np.testing.assert_array_equal(infos["final_obs"][ended], whole_infos["final_obs"][ended])
+            assert not (infos["final_obs"][ended] == obs[ended]).all()
+        games += whole_termination
+        scores[ended] = lengths[ended] = 0
+    assert games.max() >= 2, "no environment played a second game"
+    # Three lives a game: each game lost two before the one that ended it.
+    assert lost_lives >= 2 * games.sum()
+    assert max(rewards) > 1, "no reward was large enough for its sign to differ"
+
+
+def test_native_reset_starts_scores_anew():
+    envs = native_env("SpaceInvadersNoFrameskip-v4", training=False)
+
+    def play(most_steps):
+        """Plays one game with the same actions each time, and returns what was reported and what was paid."""
+        rng = np.random.default_rng(0)
+        envs.reset(seed=0)
+        score = 0
+        for t in range(1, most_steps + 1):
+            _, reward, termination, _, infos = envs.step(rng.integers(0, 6, 1))
+            score += reward[0]
+            if termination[0]:
+                return ppo_atari.finished_episodes(infos), (score, t)
+        return [], (score, most_steps)
+
+    reported, paid = play(2000)
+    assert reported == [paid]
+    # Left in the middle, with points.
+    assert play(200)[0] == []
+    assert play(200)[1][0] > 0
+    assert play(2000) == (reported, paid)
+
+
+def test_native_list_of_seeds_has_one_for_each_game():
+    envs = native_env("PongNoFrameskip-v4", 3)
+    frames = envs.reset(seed=[7, 8, 9])[1]["episode_frame_number"].tolist()
+    assert envs.reset(seed=[9, 7, 7])[1]["episode_frame_number"].tolist() == [frames[2], frames[0], frames[0]]
+    assert envs.reset(seed=7)[1]["episode_frame_number"].tolist() == frames
+    assert len(set(frames)) > 1
+
+
+@pytest.mark.parametrize("max_frames", [400, 402])
+def test_native_time_limit(max_frames):
+    # 400 frames are 100 steps; two more frames need one more step, which stops in the middle of its skip.
+    envs = native_env("PongNoFrameskip-v4", 2, max_frames=max_frames)
+    rng = np.random.default_rng(0)
+    envs.reset(seed=0)
+    score = np.zeros(2)
+    steps = -(-max_frames // 4)
+    for _ in range(steps - 1):
+        before, reward, termination, truncation, _ = envs.step(rng.integers(0, 6, 2))
+        assert not (termination | truncation).any()
+        score += reward
+    obs, reward, termination, truncation, infos = envs.step(rng.integers(0, 6, 2))
+    assert termination.tolist() == [False, False]
+    assert truncation.tolist() == [True, True]
+    # What the step led to continues the stack; what comes next is a new game.
+    np.testing.assert_array_equal(infos["final_obs"][:, :3], before[:, 1:])
+    assert (obs[:, :3] == 0).all()
+    assert (infos["episode_frame_number"] < 30).all()
+    true_obs = ppo_atari.true_next_obs(obs, termination | truncation, infos)
+    np.testing.assert_array_equal(true_obs, infos["final_obs"])
+    assert ppo_atari.finished_episodes(infos) == [(x, steps) for x in (score + reward).tolist()]
+
+
+def test_native_life_lost_at_the_very_time_limit_ends_the_game():
+    envs = native_env("BreakoutNoFrameskip-v4")
+    envs.reset(seed=0)
+    steps = 1
+    while not envs.step(actions_of(NOOP))[2][0]:
+        steps += 1
+    envs = native_env("BreakoutNoFrameskip-v4", max_frames=4 * steps)
+    before, _ = envs.reset(seed=0)
+    for _ in range(steps - 1):
+        before, _, termination, truncation, _ = envs.step(actions_of(NOOP))
+        assert not (termination | truncation).any()
+    _, _, termination, truncation, infos = envs.step(actions_of(NOOP))
+    # Both at once counts as the life.
+    assert termination.tolist() == [True]
+    assert truncation.tolist() == [False]
+    assert infos["lives"].tolist() == [5]
+    assert ppo_atari.finished_episodes(infos) == [(0.0, steps)]
+    np.testing.assert_array_equal(infos["final_obs"][0, :3], before[0, 1:])
+
+
+# Ids: sticky actions, skipped frames, every game
+
+
+@pytest.mark.parametrize("backend", ["ale", "gymnasium"])
+@pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "ALE/Pong-v5"])
+def test_one_step_is_four_frames(backend, env_id):
+    # The v5 id alone skips 4 frames too, and 4 times 4 would be 16.
+    envs = make_envs(env_id, 2, backend=backend)
+    frames = envs.reset(seed=0)[1]["episode_frame_number"]
+    for _ in range(5):
+        infos = envs.step(actions_of(0, 1))[4]
+        np.testing.assert_array_equal(infos["episode_frame_number"], frames + 4)
+        frames = infos["episode_frame_number"].copy()
+
+
+@pytest.mark.parametrize(("env_id", "probability"), [("PongNoFrameskip-v4", 0.0), ("ALE/Pong-v5", 0.25)])
+def test_sticky_actions_reach_the_emulator_and_are_told(env_id, probability):
+    for backend in ("ale", "gymnasium"):
+        told = ppo_atari.describe_envs(ppo_atari.Args(env_id=env_id, backend=backend))
+        assert told.endswith(f"repeat_action_probability={probability}")
+    assert chain_env(env_id).unwrapped.ale.getFloat("repeat_action_probability") == probability
+    # ale-py's vector environment does not tell. But of games that start with the same number of no-ops and get the
+    # same actions, only those whose emulator draws, by its seed, which actions stick, come to differ.
+    envs = native_env(env_id, 16)
+    obs, infos = envs.reset(seed=0)
+    starts = infos["episode_frame_number"].tolist()
+    pairs = [(i, starts.index(start)) for i, start in enumerate(starts) if starts.index(start) < i]
+    assert len(pairs) >= 2
+    differ = set()
+    for t in range(60):
+        obs, *_ = envs.step(np.full(16, 2 + t % 2))
+        differ |= {pair for pair in pairs if not np.array_equal(obs[pair[0]], obs[pair[1]])}
+    assert differ == (set(pairs) if probability else set())
+
+
+def test_every_game_has_a_native_environment():
+    games = [env_id for env_id in gym.registry if env_id.startswith("ALE/") and env_id.endswith("-v5")]
+    assert len(games) > 100
+    assert "ALE/BasicMath-v5" in games
+    for env_id in games:
+        envs = native_env(env_id)
+        obs, infos = envs.reset()
+        frames = infos["episode_frame_number"][0]
+        obs, reward, termination, truncation, infos = envs.step(actions_of(envs.single_action_space.n - 1))
+        assert obs.shape == (1, 4, 84, 84), env_id
+        assert not (termination | truncation).any(), env_id
+        assert infos["episode_frame_number"][0] == frames + 4, env_id
+        assert np.isfinite(reward).all(), env_id
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "env_id",
+    [
+        "ALE/BasicMath-v5",
+        "ALE/MsPacman-v5",  # has no FIRE
+        "ALE/Backgammon-v5",  # has no NOOP
+        "ALE/VideoCheckers-v5",  # nor has this
+        "MontezumaRevengeNoFrameskip-v4",
+    ],
+)
+def test_games_of_every_kind_have_a_gymnasium_environment(env_id, training):
+    envs = make_envs(env_id, 1, training, backend="gymnasium")
+    obs, _ = envs.reset(seed=0)
+    assert obs.shape == (1, 4, 84, 84)
+    obs, reward, *_ = envs.step(actions_of(envs.single_action_space.n - 1))
+    assert obs.max() > 1
+    assert not training or reward[0] in (-1, 0, 1)
+    assert envs.single_action_space == native_env(env_id).single_action_space
+
+
+# The wrappers of the chain
+
+
+class Script(gym.Env):
+    """Frame k of an episode is black but for pixel k; pays 10^k; a dict tells at which frames which episode ends."""
+
+    observation_space = gym.spaces.Box(0, 255, (1, 12), np.uint8)
+    action_space = gym.spaces.Discrete(3)
+
+    def __init__(self, ends=None, lives=None, meanings=("NOOP", "FIRE", "RIGHT")):
+        self.ends = ends or {}
+        self.script_of_lives = lives or {}
+        self.meanings = list(meanings)
+        self.episode = -1
+        self.actions = []
+        self.ale = types.SimpleNamespace(lives=lambda: self.lives)
+
+    def get_action_meanings(self):
+        return self.meanings
+
+    def image(self):
+        image = np.zeros((1, 12), np.uint8)
+        image[0, self.frame] = 200 + self.episode
+        return image
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode += 1
+        self.frame = 0
+        self.lives = 3
+        self.actions.append("reset")
+        return self.image(), {"episode": self.episode, "frame": 0, "seed": seed}
+
+    def step(self, action):
+        self.actions.append(action)
+        self.frame += 1
+        self.lives = self.script_of_lives.get(self.frame, self.lives)
+        end = self.ends.get((self.episode, self.frame))
+        info = {"episode": self.episode, "frame": self.frame}
+        return self.image(), 10.0**self.frame, end == "term", end == "trunc", info
+
+
+def lit(obs):
+    return np.flatnonzero(obs).tolist()
+
+
+def test_max_and_skip_shows_the_maximum_of_the_last_two_frames_and_sums_rewards():
+    env = ppo_atari.MaxAndSkip(Script(), skip=4)
+    env.reset()
+    # Frames 1 to 4, then 5 to 8.
+    obs, reward, terminated, truncated, info = env.step(2)
+    assert lit(obs) == [3, 4]
+    assert reward == 11110
+    assert (terminated, truncated, info["frame"]) == (False, False, 4)
+    first = obs.copy()
+    assert lit(env.step(2)[0]) == [7, 8]
+    assert env.unwrapped.actions == ["reset", *[2] * 8]
+    np.testing.assert_array_equal(obs, first)
+
+
+@pytest.mark.parametrize("how", ["term", "trunc"])
+@pytest.mark.parametrize(("last_frame", "reward"), [(5, 1e5), (6, 1.1e6), (7, 1.11e7), (8, 1.111e8)])
+def test_max_and_skip_shows_the_last_frame_alone_where_the_game_ends(how, last_frame, reward):
+    # The step before showed frames 3 and 4. An end at frame 8 is one at the last frame of the skip.
+    env = ppo_atari.MaxAndSkip(Script(ends={(0, last_frame): how}), skip=4)
+    env.reset()
+    env.step(0)
+    obs, total, terminated, truncated, info = env.step(0)
+    assert lit(obs) == [last_frame]
+    assert total == pytest.approx(reward)
+    assert (terminated, truncated) == (how == "term", how == "trunc")
+    assert info["frame"] == last_frame
+    # Nothing of it is left in the next game: frames 1 to 4 of it, drawn in another shade.
+    env.reset()
+    obs, *_ = env.step(0)
+    assert lit(obs) == [3, 4]
+    assert obs.max() == 201
+
+
+def test_fire_reset_presses_fire_then_action_2():
+    env = ppo_atari.FireReset(Script())
+    obs, info = env.reset(seed=7)
+    assert env.unwrapped.actions == ["reset", 1, 2]
+    assert lit(obs) == [2]
+    assert info == {"episode": 0, "frame": 2}
+
+
+def test_fire_is_found_by_its_name():
+    env = ppo_atari.FireReset(Script(meanings=("FIRE", "RIGHT", "LEFT")))
+    env.reset()
+    assert env.unwrapped.actions == ["reset", 0, 2]
+
+
+@pytest.mark.parametrize("how", ["term", "trunc"])
+def test_fire_reset_shows_the_new_game_where_action_2_ends_the_first(how):
+    env = ppo_atari.FireReset(Script(ends={(0, 2): how}))
+    obs, info = env.reset(seed=7)
+    assert env.unwrapped.actions == ["reset", 1, 2, "reset"]
+    # The first image of episode 1 and its own info. The same seed again would end the same way.
+    assert lit(obs) == [0]
+    assert obs.max() == 201
+    assert info == {"episode": 1, "frame": 0, "seed": None}
+
+
+@pytest.mark.parametrize("how", ["term", "trunc"])
+def test_fire_reset_goes_on_in_the_new_game_where_fire_ends_the_first(how):
+    env = ppo_atari.FireReset(Script(ends={(0, 1): how}))
+    obs, info = env.reset()
+    assert env.unwrapped.actions == ["reset", 1, "reset", 2]
+    assert lit(obs) == [1]
+    assert info == {"episode": 1, "frame": 1}
+
+
+def test_fire_is_pressed_once_after_a_lost_life():
+    # FIRE and action 2 are frames 1 and 2; a life is lost at frame 4 and another one at frame 7.
+    env = ppo_atari.FireReset(Script(lives={4: 2, 7: 1}))
+    env.reset()
+    env.unwrapped.actions.clear()
+    steps = [env.step(0) for _ in range(5)]
+    assert env.unwrapped.actions == [0, 0, 1, 0, 0, 1, 0]
+    # The reward and the image of the FIRE step are not lost.
+    assert [reward for _, reward, *_ in steps] == [1e3, 1e4 + 1e5, 1e6, 1e7 + 1e8, 1e9]
+    assert [lit(obs) for obs, *_ in steps] == [[3], [5], [6], [8], [9]]
+
+
+@pytest.mark.parametrize("how", ["term", "trunc"])
+def test_fire_is_not_pressed_after_the_end(how):
+    env = ppo_atari.FireReset(Script(lives={4: 0}, ends={(0, 4): how}))
+    env.reset()
+    env.step(0)
+    _, _, terminated, truncated, _ = env.step(0)
+    assert (terminated, truncated) == (how == "term", how == "trunc")
+    assert env.unwrapped.actions == ["reset", 1, 2, 0, 0]
+
+
+def test_fire_that_ends_the_game_ends_the_step():
+    env = ppo_atari.FireReset(Script(lives={4: 2}, ends={(0, 5): "term"}))
+    env.reset()
+    env.step(0)
+    obs, _, terminated, truncated, _ = env.step(0)
+    assert (lit(obs), terminated, truncated) == ([5], True, False)
+
+
+def test_chain_scores_are_those_of_whole_games(monkeypatch):
+    # What the emulator pays in a game, frame by frame, from its reset on, against what is reported at its end.
+    paid = []
+    real_reset, real_step = AtariEnv.reset, AtariEnv.step
+
+    def reset(self, **kwargs):
+        paid.append(0.0)
+        return real_reset(self, **kwargs)
+
+    def step(self, action):
+        result = real_step(self, action)
+        paid[-1] += result[1]
+        return result
+
+    monkeypatch.setattr(AtariEnv, "reset", reset)
+    monkeypatch.setattr(AtariEnv, "step", step)
+    envs = make_envs("SpaceInvadersNoFrameskip-v4", backend="gymnasium")
+    rng = np.random.default_rng(0)
+    envs.reset(seed=0)
+    assert paid == [0]
+    scores, rewards, ends = [], set(), 0
+    while len(scores) < 2:
+        _, reward, termination, truncation, infos = envs.step(rng.integers(0, 6, 1))
+        rewards.add(float(reward[0]))
+        ends += termination[0]
+        assert not truncation.any()
+        finished = ppo_atari.finished_episodes(infos)
+        assert len(finished) == len(paid) - 1 - len(scores)
+        scores += [score for score, _ in finished]
+    assert scores == paid[:2]
+    assert max(scores) > 2 * ends
+    assert rewards == {0.0, 1.0}
+    # Three lives in each of the two games.
+    assert ends == 6
+
+
+# What ends look like to the training loop
+
+
+def test_finished_episodes_are_each_reported_once():
+    # 12 steps of 4 environments with episodes of 3 steps: 4 * 12 / 3 = 16, each of 3 rewards of 1.
+    envs = make_envs("small_envs:Ramp3Term-v0", 4)
+    envs.reset(seed=0)
+    found = []
+    for t in range(12):
+        _, reward, termination, truncation, infos = envs.step(actions_of(0, 1, 0, 1))
+        assert reward.tolist() == [1, 1, 1, 1]
+        assert termination.tolist() == [t % 3 == 2] * 4
+        assert not truncation.any()
+        found.append(ppo_atari.finished_episodes(infos))
+    assert [len(episodes) for episodes in found] == [0, 0, 4] * 4
+    assert [episode for episodes in found for episode in episodes] == [(3.0, 3)] * 16
+
+
+def test_finished_episodes_of_some_environments_only():
+    # As gymnasium reports two lost lives without statistics, one end of a game with, and no end.
+    final_info = {
+        "lives": np.array([2, 0, 1, 0]),
+        "episode": {"r": np.array([0.0, 7.5, 0.0, 0.0]), "l": np.array([0, 12, 0, 0])},
+        "_episode": np.array([False, True, False, False]),
+    }
+    assert ppo_atari.finished_episodes({"final_info": final_info}) == [(7.5, 12)]
+    assert ppo_atari.finished_episodes({"final_info": {"lives": np.array([2, 0])}}) == []
+    assert ppo_atari.finished_episodes({}) == []
+
+
+@pytest.mark.parametrize(("end", "vector"), [("Term", "sync"), ("Trunc", "sync"), ("Both", "sync"), ("Trunc", "async")])
+def test_true_next_obs_is_what_the_step_led_to(end, vector):
+    envs = make_envs(f"small_envs:Ramp3{end}-v0", 2, vector=vector)
+    with ppo_atari.closing_envs(envs):
+        obs, _ = envs.reset(seed=0)
+        assert (obs == 0).all()
+        for k in (1, 2, 3, 1, 2, 3):
+            obs, _, termination, truncation, infos = envs.step(actions_of(0, 1))
+            assert termination.tolist() == [k == 3 and end != "Trunc"] * 2
+            assert truncation.tolist() == [k == 3 and end != "Term"] * 2
+            # The next image to act on is that of a new episode; what the step led to is the image of 3.
+            true_obs = ppo_atari.true_next_obs(obs, termination | truncation, infos)
+            assert (obs == k % 3).all()
+            assert (true_obs == k).all()
+            assert true_obs.dtype == np.uint8
+
+
+@pytest.mark.parametrize("full_array", [True, False])
+def test_true_next_obs_takes_only_the_rows_that_ended(full_array):
+    # ale-py gives one array, gymnasium an object array with None elsewhere.
+    next_obs = np.array([[1], [2], [3]], np.uint8)
+    final_obs = np.array([[7], [8], [9]], np.uint8)
+    if not full_array:
+        final_obs = np.array([None, np.array([8], np.uint8), None], dtype=object)
+    true_obs = ppo_atari.true_next_obs(next_obs, np.array([False, True, False]), {"final_obs": final_obs})
+    assert true_obs.tolist() == [[1], [8], [3]]
+    assert next_obs.tolist() == [[1], [2], [3]], "what the loop acts on next was overwritten"
+
+
+# Spaces other than Atari's
+
+
+@pytest.mark.parametrize(("name", "first"), [("RampNegativeStart", -1), ("RampLateStart", 5)])
+def test_actions_are_shifted_to_where_the_space_starts(monkeypatch, name, first):
+    taken = []
+    real_step = small_envs.Ramp.step
+
+    def step(self, action):
+        taken.append(int(action))
+        return real_step(self, action)
+
+    monkeypatch.setattr(small_envs.Ramp, "step", step)
+    envs = make_envs(f"small_envs:{name}-v0")
+    assert envs.single_action_space == gym.spaces.Discrete(2)
+    envs.reset(seed=0)
+    chosen = np.random.default_rng(0).integers(0, 2, 50)
+    for action in chosen:
+        envs.step(actions_of(action))
+    assert taken == (chosen + first).tolist()
+    assert set(taken) == {first, first + 1}
+
+
+@pytest.mark.parametrize("name", ["RampColour", "RampGrey", "RampOneChannel"])
+def test_images_of_any_size_become_stacks_of_four(name):
+    envs = make_envs(f"small_envs:{name}-v0", 2)
+    assert envs.single_observation_space == gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    obs, _ = envs.reset(seed=0)
+    stacks = [obs]
+    for _ in range(3):
+        obs, _, termination, truncation, infos = envs.step(actions_of(0, 0))
+        stacks.append(ppo_atari.true_next_obs(obs, termination | truncation, infos))
+    # Image k is k everywhere, in any size and without its colours.
+    for k, stack in enumerate(stacks):
+        assert stack.shape == (2, 4, 84, 84)
+        assert stack.dtype == np.uint8
+        for plane, value in enumerate([k - 3, k - 2, k - 1, k]):
+            assert (stack[:, plane] == max(value, 0)).all()
+    assert (obs == 0).all()
+
+
+def test_a_stack_of_channels_stays_as_it_is():
+    envs = make_envs("small_envs:Ramp3Term-v0", 2)
+    obs, _ = envs.reset(seed=0)
+    assert obs.shape == (2, 1, 36, 36)
+    assert envs.single_observation_space == gym.spaces.Box(0, 255, (1, 36, 36), np.uint8)
+
+
+def test_images_too_small_for_the_network_are_refused():
+    with pytest.raises(ppo_atari.UsageError, match=r"RampSmall-v0: images \(4, 20, 20\) are too small, 36 x 36"):
+        make_envs("small_envs:RampSmall-v0")
