@@ -439,7 +439,7 @@ def test_a_signal_ends_a_run_in_order(tmp_path, vector, signum, to_all):
         status, out, err = run.end()
         assert status == 128 + signum
         assert "Traceback" not in err
-        assert err.strip() == "stopping, with a checkpoint; a second signal ends at once"
+        assert err.strip() == "stopping; a second signal ends at once"
         _, alive = psutil.wait_procs(environments, timeout=60)
         assert alive == []
 
