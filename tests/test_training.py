@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -476,3 +477,32 @@ def test_video_where_the_environment_cannot_draw_is_refused_before_training(tmp_
     with pytest.raises(ppo_atari.UsageError, match="--capture-video"):
         ppo_atari.train(args)
     assert list(tmp_path.iterdir()) == []
+
+
+# ----- What makes it faster -----
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))), reason="torch.compile needs a C++ compiler on a CPU"
+)
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # met inside torch, when its compiler is imported
+def test_a_compiled_network_learns_as_the_eager_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    for name, changes in (("eager", {}), ("compiled", {"compile": True})):
+        ppo_atari.train(tiny(tmp_path / name, total_timesteps=192, **changes))
+    eager, compiled = (scalars(only_run(tmp_path / name)) for name in ("eager", "compiled"))
+    for tag in LOSSES - {"losses/explained_variance"}:
+        # The losses of 3 iterations; the absolute part is for those near 0, such as the first KL.
+        assert [value for _, value in compiled[tag]] == pytest.approx(
+            [value for _, value in eager[tag]], rel=1e-4, abs=1e-6
+        ), tag
+
+
+def test_bfloat16_convolutions_learn_nearly_the_same(tmp_path):
+    for name, changes in (("float32", {}), ("bfloat16", {"amp": True})):
+        agent, _ = ppo_atari.train(tiny(tmp_path / name, **changes))
+    # Weights and optimizer stay in float32: only the convolutions' arithmetic is rounded, to 8 bits.
+    assert {tensor.dtype for tensor in agent.state_dict().values()} == {torch.float32}
+    full, rounded = (scalars(only_run(tmp_path / name)) for name in ("float32", "bfloat16"))
+    for tag in ("losses/value_loss", "losses/entropy", "losses/grad_norm"):
+        values = [value for _, value in rounded[tag]]
+        assert values == pytest.approx([value for _, value in full[tag]], rel=0.03), tag
+        assert values != [value for _, value in full[tag]], tag
