@@ -57,7 +57,7 @@ from tqdm import tqdm
 # ----- Arguments -----
 @dataclass(frozen=True)
 class Args:
-    """PPO on Atari games and on any other environment whose observations are images."""
+    """PPO on Atari games (GameNoFrameskip-v4 or ALE/Game-v5) and any other environment that shows images."""
 
     exp_name: str = Path(__file__).stem
     """name of the experiment, part of the run folder's name"""
@@ -68,7 +68,7 @@ class Args:
     cuda: bool = True
     """use a CUDA device where there is one, else the CPU"""
     threads: int = 0
-    """CPU threads of torch and of the emulator; 0: one for each core, for torch at most 8"""
+    """CPU threads of torch, and of the emulators of ale-py; 0: one for each core, for torch at most 8"""
     run_dir: str = "runs"
     """parent folder of the run folders"""
     checkpoint_every: int = 100_000
@@ -78,7 +78,7 @@ class Args:
     eval_episodes: int = 10
     """episodes of each evaluation"""
     eval_greedy: bool = False
-    """evaluate with the most probable action; off: sampled from the policy"""
+    """evaluate with the most probable or the mean action; off: sampled from the policy"""
     resume: str | None = None
     """continue a run from its folder or from a checkpoint file"""
     evaluate: str | None = None
@@ -95,11 +95,11 @@ class Args:
     """show a progress bar where the output is a terminal"""
 
     env_id: str = "BreakoutNoFrameskip-v4"
-    """any id that gymnasium.make takes, package.module:Id-v0 included; Atari: GameNoFrameskip-v4 or ALE/Game-v5"""
+    """any id that gymnasium.make takes, package.module:Id-v0 included"""
     backend: Literal["ale", "gymnasium"] = "ale"
     """ale: ale-py's own vector environment, Atari only; gymnasium: gymnasium.make and wrappers, anything with images"""
     vector: Literal["sync", "async"] = "sync"
-    """how the environments of the gymnasium backend step: in this process, or in one process each"""
+    """how environments that gymnasium makes step: in this process, or in one process each"""
     num_envs: int = 8
     """parallel environments, N"""
 
@@ -366,6 +366,8 @@ def make_env(args: Args, training: bool, render_mode: str | None = None) -> Call
             # Backgammon and VideoCheckers have no NOOP to wait with.
             env = NoopResetEnv(env, noop_max=30) if "NOOP" in env.unwrapped.get_action_meanings() else env
             env = MaxAndSkip(env, skip=4)
+            # Of 60 frames a second a video shows every fourth.
+            env.metadata = {**env.metadata, "render_fps": 15}
             # Below the wrappers that cut a game into lives and its rewards to signs, so it sees true scores.
             env = gym.wrappers.RecordEpisodeStatistics(env)
             env = EpisodicLifeEnv(env) if training else env
@@ -493,6 +495,11 @@ class Agent(nn.Module):
             hidden = self.trunk(obs.contiguous(memory_format=torch.channels_last).float().div_(255))
         hidden = hidden.float()
         return self.actor(hidden), self.critic(hidden).squeeze(-1)
+
+    def act(self, obs: Tensor, greedy: bool) -> Tensor:
+        """Returns the actions (M,) that environments are to take: the most probable ones, or sampled."""
+        logits, _ = self(obs)
+        return logits.argmax(-1) if greedy else Categorical(logits=logits, validate_args=False).sample()
 
 
 def make_agent(args: Args, envs: VectorEnv, device: torch.device) -> Agent:
@@ -623,12 +630,12 @@ def evaluate(
         agent: is not changed.
         envs: of `make_envs(..., training=False)`: true rewards, whole games. Episodes are played in turns of N.
         episodes: how many.
-        seed: of the first episode and of the sampled actions.
-        greedy: take the most probable action; else sample.
+        seed: of the first episode; torch's global generator is seeded with it too, for the sampled actions.
+        greedy: take the most probable or the mean action; else sample.
         device: where the agent is.
         stop: raises where the user interrupts.
     """
-    generator = torch.Generator(device).manual_seed(seed)
+    torch.manual_seed(seed)
     scores, lengths = np.zeros(0), np.zeros(0, dtype=np.int64)
     while len(scores) < episodes:
         obs, _ = envs.reset(seed=[seed + len(scores) + i for i in range(envs.num_envs)])
@@ -638,11 +645,7 @@ def evaluate(
         counted = int(running.sum())
         while running.any() and length.max() < EVAL_MAX_STEPS:
             stop.check()
-            logits, _ = agent(torch.as_tensor(obs, device=device))
-            if greedy:
-                action = logits.argmax(-1)
-            else:
-                action = torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
+            action = agent.act(torch.as_tensor(obs, device=device), greedy)
             obs, reward, termination, truncation, _ = envs.step(action.cpu().numpy())
             score[running] += reward[running]
             length[running] += 1
@@ -663,22 +666,19 @@ def record_videos(
     import imageio.v2 as imageio
 
     env = make_env(args, training=False, render_mode="rgb_array")()
-    fps = 15 if is_atari(find_spec(args.env_id)) else env.metadata.get("render_fps", 30)
-    generator = torch.Generator(device).manual_seed(seed)
+    torch.manual_seed(seed)
     folder.mkdir(exist_ok=True)
     try:
         for i in range(episodes):
             path = folder / f"seed-{seed + i}.mp4"
-            with imageio.get_writer(path, fps=fps, macro_block_size=2) as video:
+            with imageio.get_writer(path, fps=env.metadata.get("render_fps", 30), macro_block_size=2) as video:
                 obs, _ = env.reset(seed=seed + i)
                 ended, length = False, 0
                 while not ended and length < EVAL_MAX_STEPS:
                     stop.check()
                     video.append_data(env.render())
-                    logits, _ = agent(torch.as_tensor(obs, device=device).unsqueeze(0))
-                    sampled = torch.multinomial(logits.softmax(-1), 1, generator=generator)
-                    action = logits.argmax(-1) if args.eval_greedy else sampled.squeeze(-1)
-                    obs, _, terminated, truncated, _ = env.step(action.item())
+                    action = agent.act(torch.as_tensor(obs, device=device).unsqueeze(0), args.eval_greedy)
+                    obs, _, terminated, truncated, _ = env.step(action.cpu().numpy()[0])
                     ended, length = terminated or truncated, length + 1
                 video.append_data(env.render())
             print(f"video: {path}")

@@ -1,0 +1,1319 @@
+"""Robust Policy Optimization (RPO): PPO whose update moves the means of the policy by uniform noise.
+
+Paper: Rahman & Xue 2022, https://arxiv.org/abs/2212.07536, algorithm 1, on the PPO of ppo_continuous.py; see
+       `diff ppo_continuous.py rpo_continuous.py`. The noise enters where stored actions are evaluated again, and
+       nowhere else: acting and evaluation have none. --rpo-perturb-acting is the variant in which acting has it too.
+Run:   python rpo_continuous.py --env-id Pendulum-v1
+Shapes: T steps, N envs, B = T * N, M minibatch, O observation dims, A action dims.
+        Index t is the transition from obs[t]: dones[t] says that this very step ended its episode.
+Differs from the paper: the value loss is clipped, advantages are normalised in each minibatch, observations and rewards
+        are scaled by running statistics, as in OpenAI's code; a time limit is no end of the task, so the last value of
+        a truncated episode is bootstrapped.
+"""
+
+import argparse
+import ctypes
+import dataclasses
+import difflib
+import importlib.metadata
+import importlib.util
+import io
+import json
+import math
+import os
+import pickle
+import platform
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import ale_py
+import gymnasium as gym
+import numpy as np
+import psutil
+import torch
+import tyro
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from torch import Tensor, nn
+from torch.distributions import Distribution, Gumbel, Laplace, Normal
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+# ----- Arguments -----
+@dataclass(frozen=True)
+class Args:
+    """RPO on environments with vector observations and continuous actions."""
+
+    exp_name: str = Path(__file__).stem
+    """name of the experiment, part of the run folder's name"""
+    seed: int = 1
+    """seeds python, numpy, torch, the environments and their action spaces"""
+    torch_deterministic: bool = True
+    """deterministic kernels: the same command gives the same weights, bit for bit on a CPU"""
+    cuda: bool = True
+    """use a CUDA device where there is one, else the CPU"""
+    threads: int = 1
+    """CPU threads of torch, and of the emulators of ale-py; 0: one for each core, for torch at most 8"""
+    run_dir: str = "runs"
+    """parent folder of the run folders"""
+    checkpoint_every: int = 100_000
+    """environment steps between checkpoints; 0: only at the end and on interruption"""
+    eval_every: int = 50_000
+    """environment steps between evaluations during training; 0: only at the end"""
+    eval_episodes: int = 10
+    """episodes of each evaluation"""
+    eval_greedy: bool = True
+    """evaluate with the most probable or the mean action; off: sampled from the policy"""
+    resume: str | None = None
+    """continue a run from its folder or from a checkpoint file"""
+    evaluate: str | None = None
+    """evaluate the checkpoint in this file or run folder, print the result, exit"""
+    capture_video: bool = False
+    """write MP4 files of evaluation episodes to the run's videos/"""
+    track: bool = False
+    """mirror the run to Weights & Biases"""
+    wandb_project_name: str = "onefile-rl"
+    """project on Weights & Biases"""
+    wandb_entity: str | None = None
+    """team on Weights & Biases"""
+    progress: bool = True
+    """show a progress bar where the output is a terminal"""
+
+    env_id: str = "Pendulum-v1"
+    """any id that gymnasium.make takes, package.module:Id-v0 included"""
+    vector: Literal["sync", "async"] = "sync"
+    """how environments that gymnasium makes step: in this process, or in one process each"""
+    num_envs: int = 4
+    """parallel environments, N"""
+    action_bounds: Literal["clip", "tanh"] = "clip"
+    """clip: the environment gets the sample clipped to its bounds; tanh: the sample squashed into them"""
+    norm_obs: bool = True
+    """scale observations to mean 0, deviation 1 by running statistics"""
+    norm_reward: bool = True
+    """divide rewards by the running deviation of the discounted return"""
+
+    num_steps: int = 512
+    """steps of each environment in one rollout, T"""
+
+    total_timesteps: int = 200_000
+    """environment steps of the whole run, over all environments; in Atari 4 frames each"""
+    learning_rate: float = 1e-3
+    """step size of Adam"""
+    anneal_lr: bool = True
+    """let the learning rate fall linearly to 0 over the run"""
+    gamma: float = 0.9
+    """discount of a reward one step later"""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """units of each hidden layer, in the actor and in the critic"""
+    state_dependent_std: bool = False
+    """let the actor give the deviation for each observation; off: one learned deviation for each action dimension"""
+
+    num_minibatches: int = 32
+    """minibatches of one pass over the batch; B / num_minibatches samples each"""
+    update_epochs: int = 10
+    """passes over each batch"""
+    gae_lambda: float = 0.95
+    """lambda of GAE: 0 is one-step TD (low variance), 1 is Monte Carlo (no bias)"""
+    norm_adv: bool = True
+    """normalise the advantages of each minibatch to mean 0, deviation 1"""
+    clip_coef: float = 0.2
+    """epsilon of the paper's equation 7; usually 0.1 to 0.3"""
+    clip_vloss: bool = True
+    """keep the value within clip_coef of its old estimate, as the policy's ratio is kept near 1"""
+    ent_coef: float = 0.0
+    """weight of the entropy bonus; usually 0 to 0.05"""
+    vf_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.5
+    """longest gradient; longer ones are scaled down to it"""
+    target_kl: float | None = None
+    """end an update at the first minibatch whose approximate KL divergence exceeds this; usually 0.01 to 0.05"""
+
+    rpo_alpha: float = 0.5
+    """the update moves each mean by up to this, in units of the action before its bounds; 0 is PPO"""
+    rpo_alpha_final: float | None = None
+    """let rpo_alpha change linearly over the run, to this at its end"""
+    rpo_perturb_acting: bool = False
+    """move the means of the acting policy too, by noise of its own"""
+    action_distribution: Literal["normal", "laplace", "gumbel"] = "normal"
+    """distribution of the samples; its scale is the deviation for normal, b for laplace, beta for gumbel"""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of one rollout, B."""
+        return self.num_envs * self.num_steps
+
+    @property
+    def minibatch_size(self) -> int:
+        """Samples of one minibatch, M."""
+        return self.batch_size // self.num_minibatches
+
+    @property
+    def num_iterations(self) -> int:
+        """Whole iterations of the run: a rollout and its update each."""
+        return self.total_timesteps // self.batch_size
+
+    def __post_init__(self) -> None:
+        check_range(self, "num_envs num_steps num_minibatches update_epochs eval_episodes", least=1)
+        check_range(self, "threads checkpoint_every eval_every ent_coef vf_coef rpo_alpha rpo_alpha_final", least=0)
+        check_range(self, "gamma gae_lambda", least=0, most=1)
+        check_range(self, "learning_rate clip_coef max_grad_norm target_kl", above=0)
+        # Evaluations seed their episodes further up, and ale-py takes 31 bits.
+        check_range(self, "seed", least=0, most=2_000_000_000)
+        if min(self.hidden_sizes, default=1) < 1:
+            raise ValueError(f"--hidden-sizes {' '.join(map(str, self.hidden_sizes))} must be 1 or more each")
+        if self.batch_size % self.num_minibatches:
+            rule = f"must divide num_envs * num_steps = {self.batch_size}"
+            raise ValueError(f"--num-minibatches {self.num_minibatches} {rule}")
+        if self.norm_adv and self.minibatch_size < 2:
+            rule = f"leaves minibatches of one of the {self.batch_size} samples, which cannot be normalised"
+            raise ValueError(f"--num-minibatches {self.num_minibatches} {rule}")
+        if self.num_iterations < 1:
+            rule = f"must be at least num_envs * num_steps = {self.batch_size}, one iteration"
+            raise ValueError(f"--total-timesteps {self.total_timesteps} {rule}")
+
+
+# ----- Environment -----
+def find_spec(env_id: str) -> EnvSpec:
+    """Returns the registered specification of an environment; `package.module:Id-v0` imports the module first.
+
+    Raises:
+        UsageError: there is no such module or id; the message names the nearest ids.
+    """
+    gym.register_envs(ale_py)
+    module, _, name = env_id.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise UsageError(f"--env-id {env_id}: there is no module {error.name!r} on the import path") from error
+        except TypeError as error:
+            raise UsageError(f"--env-id {env_id}: there is no module {module!r}, names are absolute") from error
+    if name in gym.registry:
+        return gym.registry[name]
+    usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
+    by_length = sorted(usable, key=len)
+    near = [known for known in by_length if name.split("-")[0].lower() in known.lower()] if name else []
+    near += difflib.get_close_matches(name, usable, n=5)
+    raise UsageError(
+        f"--env-id {env_id}: there is no environment of this id"
+        + (f"; the nearest: {', '.join(list(dict.fromkeys(near))[:5])}" if near else "")
+    )
+
+
+def check_spaces(env: gym.Env, args: Args) -> None:
+    """Raises a UsageError unless observations are vectors and actions a Box that the flags can bound."""
+    obs_space, action_space = env.observation_space, env.action_space
+    # numpy writes long bounds on several lines.
+    found_obs, found_actions = (" ".join(str(space).split()) for space in (obs_space, action_space))
+    if not isinstance(action_space, gym.spaces.Box) or not np.issubdtype(action_space.dtype, np.floating):
+        scripts = "ppo_cartpole.py or the DQN scripts" if len(obs_space.shape or ()) == 1 else "ppo_atari.py"
+        hint = f"; for Discrete use {scripts}" if isinstance(action_space, gym.spaces.Discrete) else ""
+        raise UsageError(f"--env-id {args.env_id}: this script wants a Box of real actions, not {found_actions}{hint}")
+    if not (isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1):
+        hint = "; gymnasium.wrappers.FlattenObservation makes one vector of it"
+        raise UsageError(f"--env-id {args.env_id}: this script wants vectors, not {found_obs}{hint}")
+    if args.action_bounds == "tanh" and not action_space.is_bounded():
+        raise UsageError(f"--action-bounds tanh: {args.env_id} has unbounded actions, {found_actions}; use clip")
+
+
+def in_child_process(training_pid: int) -> None:
+    """Leaves Ctrl-C to the training process, when called in an environment's own process."""
+    if os.getpid() != training_pid:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def make_env(args: Args, training: bool, render_mode: str | None = None) -> Callable[[], gym.Env]:
+    """Returns a factory of one environment; training and evaluation have the same, since the agent does all scaling."""
+    training_pid = os.getpid()
+
+    def thunk() -> gym.Env:
+        in_child_process(training_pid)
+        # Not every environment takes the keyword, so it is left out where nothing is drawn.
+        drawing = {"render_mode": render_mode} if render_mode else {}
+        env = gym.make(args.env_id, **drawing)
+        check_spaces(env, args)
+        env = gym.wrappers.RecordEpisodeStatistics(env)
+        space = env.action_space
+        if len(space.shape) != 1:
+            flat = gym.spaces.Box(space.low.flatten(), space.high.flatten(), dtype=space.dtype)
+            env = gym.wrappers.TransformAction(env, lambda action: action.reshape(space.shape), flat)
+        return env
+
+    return thunk
+
+
+def make_envs(args: Args, num_envs: int, training: bool) -> VectorEnv:
+    """Returns parallel environments."""
+    # Here an unknown id is told with the nearest ones.
+    find_spec(args.env_id)
+    make = AsyncVectorEnv if args.vector == "async" else SyncVectorEnv
+    return make([make_env(args, training)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def check_drawing(args: Args) -> None:
+    """Raises a UsageError, before hours of training, if --capture-video is wanted and the environment cannot draw."""
+    if not args.capture_video:
+        return
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            env = make_env(args, training=False, render_mode="rgb_array")()
+    except TypeError as error:
+        raise UsageError(f"--capture-video: {args.env_id} takes no render_mode, so it cannot draw") from error
+    modes = env.metadata.get("render_modes", [])
+    env.close()
+    if "rgb_array" not in modes:
+        raise UsageError(f"--capture-video: {args.env_id} cannot draw: its render modes are {modes}, not 'rgb_array'")
+
+
+def describe_envs(args: Args) -> str:
+    """Returns one line on the environments."""
+    return f"{args.num_envs} x {args.env_id} ({args.vector})"
+
+
+def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
+    """Returns (N, ...) what each step led to: the final observation where an episode ended, else the next one.
+
+    Takes `final_obs` as gymnasium gives it, an object array with None elsewhere, and as ale-py does, one full array.
+    """
+    if not done.any():
+        return next_obs
+    true_obs = next_obs.copy()
+    for i in np.flatnonzero(done):
+        true_obs[i] = infos["final_obs"][i]
+    return true_obs
+
+
+def finished_episodes(infos: dict[str, Any]) -> list[tuple[float, int]]:
+    """Returns (score, length) of each whole episode that ended in this step; a lost life alone is none."""
+    final_info = infos.get("final_info", {})
+    ended = np.flatnonzero(final_info.get("_episode", []))
+    return [(float(final_info["episode"]["r"][i]), int(final_info["episode"]["l"][i])) for i in ended]
+
+
+def check_finite(global_step: int, **arrays: np.ndarray) -> None:
+    """Raises a FloatingPointError that names step, environment and entry if a number (N, ...) is nan or infinite."""
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            i, *entry = (int(index) for index in np.argwhere(~np.isfinite(array))[0])
+            value = array[(i, *entry)]
+            raise FloatingPointError(f"environment {i} gave {name}{entry or ''} = {value} at step {global_step:,}")
+
+
+# ----- Networks -----
+DISTRIBUTIONS = {"normal": Normal, "laplace": Laplace, "gumbel": Gumbel}
+
+
+def layer_init(layer: nn.Module, std: float = 2**0.5, bias_const: float = 0.0) -> nn.Module:
+    """Returns the layer with orthogonal weights of gain `std` and constant biases."""
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.constant_(layer.bias, bias_const)
+    return layer
+
+
+class RunningMeanStd(nn.Module):
+    """Mean and variance of all samples so far, in float64; as buffers, so that a checkpoint carries them."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, samples: Tensor) -> None:
+        """Adds samples (n, *shape), exactly as if all had come at once (Chan et al. 1979, equation 2.1)."""
+        var, mean = torch.var_mean(samples.double(), dim=0, correction=0)
+        count, total = len(samples), self.count + len(samples)
+        delta = mean - self.mean
+        squares = self.var * self.count + var * count + delta.square() * self.count * count / total
+        self.mean += delta * count / total
+        self.var.copy_(squares / total)
+        self.count.copy_(total)
+
+
+class RewardScaler(nn.Module):
+    """Divides rewards by the running deviation of the discounted return.
+
+    The rule of OpenAI's baselines: the return of an environment is gamma times the one before plus the reward, and
+    starts again from 0 after the last step of an episode, however that ended.
+    """
+
+    def __init__(self, num_envs: int, gamma: float) -> None:
+        super().__init__()
+        self.gamma = gamma
+        self.statistics = RunningMeanStd(())
+        # No buffer: a resumed run starts new episodes.
+        self.last_return = torch.zeros(num_envs)
+
+    def forward(self, rewards: Tensor, dones: Tensor) -> Tensor:
+        """Returns the rewards (T, N) scaled and kept within +-10; first their returns are counted."""
+        returns = torch.zeros_like(rewards)
+        for t in range(len(rewards)):
+            returns[t] = self.gamma * self.last_return + rewards[t]
+            self.last_return = returns[t] * (1 - dones[t])
+        self.statistics.update(returns.flatten())
+        return (rewards / (self.statistics.var + 1e-8).sqrt()).clamp(-10, 10).float()
+
+
+class Agent(nn.Module):
+    """Actor and critic in separate networks of tanh layers, with the statistics of the observations.
+
+    Args:
+        obs_dim: O.
+        low: (A,) bounds of the actions, infinite where there is none.
+        high: (A,) likewise.
+        hidden_sizes: units of each hidden layer.
+        state_dependent_std: the actor gives the deviation too; else it is a parameter.
+        tanh: squash samples into the bounds; else clip them.
+        norm_obs: scale observations by their statistics.
+        distribution: a key of DISTRIBUTIONS.
+    """
+
+    def __init__(
+        self,
+        obs_dim: int,
+        low: np.ndarray,
+        high: np.ndarray,
+        hidden_sizes: tuple[int, ...] = (64, 64),
+        state_dependent_std: bool = False,
+        tanh: bool = False,
+        norm_obs: bool = True,
+        distribution: str = "normal",
+    ) -> None:
+        super().__init__()
+        self.distribution = DISTRIBUTIONS[distribution]
+        self.state_dependent_std, self.tanh, self.norm_obs = state_dependent_std, tanh, norm_obs
+        self.obs_statistics = RunningMeanStd((obs_dim,))
+        self.register_buffer("low", torch.as_tensor(low, dtype=torch.float32))
+        self.register_buffer("high", torch.as_tensor(high, dtype=torch.float32))
+        actor, critic, size = [], [], obs_dim
+        for hidden_size in hidden_sizes:
+            actor += [layer_init(nn.Linear(size, hidden_size)), nn.Tanh()]
+            critic += [layer_init(nn.Linear(size, hidden_size)), nn.Tanh()]
+            size = hidden_size
+        # A small gain starts the means near 0, whatever the observation.
+        self.actor = nn.Sequential(*actor, layer_init(nn.Linear(size, len(low) * (1 + state_dependent_std)), std=0.01))
+        self.critic = nn.Sequential(*critic, layer_init(nn.Linear(size, 1), std=1))
+        if not state_dependent_std:
+            self.log_std = nn.Parameter(torch.zeros(len(low)))
+
+    def normalise(self, obs: Tensor) -> Tensor:
+        """Returns observations (M, O) with mean 0 and deviation 1, kept within +-10."""
+        if not self.norm_obs:
+            return obs.float()
+        mean, var = self.obs_statistics.mean.float(), self.obs_statistics.var.float()
+        return ((obs.float() - mean) * (var + 1e-8).rsqrt()).clamp(-10, 10)
+
+    def policy(self, obs: Tensor) -> Distribution:
+        """Returns the distribution of samples (M, A), which become actions by `bounded`."""
+        mean = self.actor(self.normalise(obs))
+        if self.state_dependent_std:
+            # The limits keep an exponential of an untrained output harmless.
+            mean, log_std = mean.chunk(2, dim=-1)
+            return self.distribution(mean, log_std.clamp(-5, 2).exp(), validate_args=False)
+        return self.distribution(mean, self.log_std.exp(), validate_args=False)
+
+    def value(self, obs: Tensor) -> Tensor:
+        """Returns the values (M,) of observations (M, O)."""
+        return self.critic(self.normalise(obs)).squeeze(-1)
+
+    def bounded(self, sample: Tensor) -> Tensor:
+        """Returns the actions (M, A) that the environment takes for samples (M, A)."""
+        return squash(sample, self.low, self.high) if self.tanh else sample.clamp(self.low, self.high)
+
+    def logprob(self, policy: Distribution, sample: Tensor) -> Tensor:
+        """Returns the log-probabilities (M,): with tanh of the actions, with clip of the samples.
+
+        The correction for tanh depends on the sample alone, so it cancels in PPO's ratio of two policies. It would not
+        if the squashed action were stored and inverted: at the bounds the inverse is infinite, and cut there.
+        """
+        logprob = policy.log_prob(sample).sum(-1)
+        return logprob - squash_log_slope(sample, self.low, self.high) if self.tanh else logprob
+
+    def entropy(self, policy: Distribution) -> Tensor:
+        """Returns the entropies (M,); with tanh, which has no closed form, an unbiased estimate from one sample."""
+        entropy = policy.entropy().sum(-1)
+        return entropy + squash_log_slope(policy.rsample(), self.low, self.high) if self.tanh else entropy
+
+    def act(self, obs: Tensor, greedy: bool) -> Tensor:
+        """Returns the actions (M, A) that environments are to take: of the policy's means, or sampled."""
+        policy = self.policy(obs)
+        return self.bounded(policy.mean if greedy else policy.sample())
+
+
+def make_agent(args: Args, envs: VectorEnv, device: torch.device) -> Agent:
+    """Returns a new agent for the spaces of the environments."""
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    return Agent(
+        obs_space.shape[0],
+        action_space.low,
+        action_space.high,
+        hidden_sizes=args.hidden_sizes,
+        state_dependent_std=args.state_dependent_std,
+        tanh=args.action_bounds == "tanh",
+        norm_obs=args.norm_obs,
+        distribution=args.action_distribution,
+    ).to(device)
+
+
+# ----- Storage -----
+@dataclass
+class VectorRollout:
+    """T steps of N environments; each tensor is (T, N, ...), and row t belongs to the transition from obs[t]."""
+
+    obs: Tensor
+    next_obs: Tensor
+    """what the transition led to: the final observation where an episode ended"""
+    actions: Tensor
+    """samples of the policy, before they were brought within the bounds"""
+    logprobs: Tensor
+    rewards: Tensor
+    terminations: Tensor
+    dones: Tensor
+
+    @classmethod
+    def empty(cls, num_steps: int, num_envs: int, obs_dim: int, action_dim: int) -> "VectorRollout":
+        """Returns storage, allocated once, on the CPU."""
+        dims = {"obs": (obs_dim,), "next_obs": (obs_dim,), "actions": (action_dim,)}
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: torch.zeros((num_steps, num_envs, *dims.get(name, ()))) for name in names})
+
+
+# ----- Math -----
+def compute_gae(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminations: Tensor,
+    dones: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> Tensor:
+    """Returns the advantages (T, N) of generalised advantage estimation (Schulman et al. 2016, equation 16).
+
+    Args:
+        rewards: (T, N) of the transitions from obs[t].
+        values: (T, N) V(obs[t]).
+        next_values: (T, N) V of what each transition led to, the final observation where an episode ended.
+        terminations: (T, N) 1 where the transition ended its task: nothing follows, so bootstrapping stops.
+        dones: (T, N) 1 where it ended its episode, by termination or by a time limit: the sum stops.
+        gamma: discount.
+        gae_lambda: decay of the sum.
+    """
+    assert rewards.shape == values.shape == next_values.shape == terminations.shape == dones.shape, (
+        f"want (T, N) five times, got {[tuple(x.shape) for x in (rewards, values, next_values, terminations, dones)]}"
+    )
+    deltas = rewards + gamma * next_values * (1 - terminations) - values
+    advantages = torch.zeros_like(rewards)
+    tail = torch.zeros_like(rewards[0])
+    for t in reversed(range(len(rewards))):
+        tail = deltas[t] + gamma * gae_lambda * (1 - dones[t]) * tail
+        advantages[t] = tail
+    return advantages
+
+
+def policy_loss(new_logprobs: Tensor, logprobs: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
+    """Returns the negated clipped objective, the paper's equation 7, as a mean over (M,) samples."""
+    ratio = (new_logprobs - logprobs).exp()
+    return torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)).mean()
+
+
+def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: float | None) -> Tensor:
+    """Returns half the mean squared error of (M,) values; with clip_coef, each one's worse error, clipped or not.
+
+    The clipped value stays within clip_coef of the old one, `values`.
+    """
+    squared_error = (new_values - returns).square()
+    if clip_coef is not None:
+        clipped = values + (new_values - values).clamp(-clip_coef, clip_coef)
+        squared_error = torch.max(squared_error, (clipped - returns).square())
+    return 0.5 * squared_error.mean()
+
+
+def policy_change(new_logprobs: Tensor, logprobs: Tensor, clip_coef: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns how far the policy moved: two estimates of KL(old || new), and the share of clipped ratios, over (M,).
+
+    The first estimate is -log(ratio), the second (ratio - 1) - log(ratio): unbiased too, never negative, and of lower
+    variance (http://joschu.net/blog/kl-approx.html).
+    """
+    logratio = new_logprobs - logprobs
+    ratio = logratio.exp()
+    return (-logratio).mean(), (ratio - 1 - logratio).mean(), ((ratio - 1).abs() > clip_coef).float().mean()
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> float:
+    """Returns 1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant; nan if Var is 0."""
+    variance = returns.var(correction=0).item()
+    return 1 - (returns - values).var(correction=0).item() / variance if variance > 0 else float("nan")
+
+
+def minibatch_indices(batch_size: int, minibatch_size: int, epochs: int, device: torch.device) -> Iterator[Tensor]:
+    """Yields the indices (M,) of each minibatch of several passes over a batch, each pass in a fresh random order."""
+    for _ in range(epochs):
+        yield from torch.randperm(batch_size, device=device).split(minibatch_size)
+
+
+def squash(sample: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Returns samples (..., A) squashed by tanh into the bounds (A,); rounding does not lead beyond them."""
+    return (low + (high - low) * (1 + sample.tanh()) / 2).clamp(low, high)
+
+
+def squash_log_slope(sample: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Returns the log of the derivative of `squash`, summed over the A dimensions of samples (..., A).
+
+    By it densities change: log p(action) = log p(sample) - log slope (Haarnoja et al. 2018, appendix C). The form
+    log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2 x)) stays exact where tanh is rounded to 1.
+    """
+    return ((high - low).log() + math.log(2) - 2 * (sample + nn.functional.softplus(-2 * sample))).sum(-1)
+
+
+def perturb(policy: Distribution, alpha: float) -> Distribution:
+    """Returns the policy with every mean moved by its own z ~ U(-alpha, alpha) (algorithm 1); 0 draws no noise."""
+    if alpha == 0:
+        return policy
+    noise = torch.empty_like(policy.loc).uniform_(-alpha, alpha)
+    return type(policy)(policy.loc + noise, policy.scale, validate_args=False)
+
+
+# ----- Evaluation -----
+EVAL_MAX_STEPS = 27_000
+"""longest evaluation episode in steps; ale-py ends games there too, at 108,000 frames"""
+
+
+@torch.no_grad()
+def evaluate(
+    agent: Agent, envs: VectorEnv, episodes: int, seed: int, greedy: bool, device: torch.device, stop: "StopSignal"
+) -> tuple[list[float], list[int]]:
+    """Returns the scores and lengths of whole episodes; episode i is seeded with seed + i.
+
+    Args:
+        agent: is not changed.
+        envs: of `make_envs(..., training=False)`: true rewards, whole games. Episodes are played in turns of N.
+        episodes: how many.
+        seed: of the first episode; torch's global generator is seeded with it too, for the sampled actions.
+        greedy: take the most probable or the mean action; else sample.
+        device: where the agent is.
+        stop: raises where the user interrupts.
+    """
+    torch.manual_seed(seed)
+    scores, lengths = np.zeros(0), np.zeros(0, dtype=np.int64)
+    while len(scores) < episodes:
+        obs, _ = envs.reset(seed=[seed + len(scores) + i for i in range(envs.num_envs)])
+        score, length = np.zeros(envs.num_envs), np.zeros(envs.num_envs, dtype=np.int64)
+        # Environments beyond the last episode are stepped along and not counted.
+        running = np.arange(envs.num_envs) < episodes - len(scores)
+        counted = int(running.sum())
+        while running.any() and length.max() < EVAL_MAX_STEPS:
+            stop.check()
+            action = agent.act(torch.as_tensor(obs, device=device), greedy)
+            obs, reward, termination, truncation, _ = envs.step(action.cpu().numpy())
+            score[running] += reward[running]
+            length[running] += 1
+            running &= ~(termination | truncation)
+        capped = int((length[:counted] >= EVAL_MAX_STEPS).sum())
+        if capped:
+            print(f"evaluation: {capped} of {counted} episodes met the cap of {EVAL_MAX_STEPS:,} steps and were cut")
+        scores = np.append(scores, score[:counted])
+        lengths = np.append(lengths, length[:counted])
+    return scores.tolist(), lengths.tolist()
+
+
+@torch.no_grad()
+def record_videos(
+    agent: Agent, args: Args, episodes: int, seed: int, folder: Path, device: torch.device, stop: "StopSignal"
+) -> None:
+    """Plays episodes in an environment of its own, which can draw, and writes one MP4 file each to the folder."""
+    import imageio.v2 as imageio
+
+    env = make_env(args, training=False, render_mode="rgb_array")()
+    torch.manual_seed(seed)
+    folder.mkdir(exist_ok=True)
+    try:
+        for i in range(episodes):
+            path = folder / f"seed-{seed + i}.mp4"
+            with imageio.get_writer(path, fps=env.metadata.get("render_fps", 30), macro_block_size=2) as video:
+                obs, _ = env.reset(seed=seed + i)
+                ended, length = False, 0
+                while not ended and length < EVAL_MAX_STEPS:
+                    stop.check()
+                    video.append_data(env.render())
+                    action = agent.act(torch.as_tensor(obs, device=device).unsqueeze(0), args.eval_greedy)
+                    obs, _, terminated, truncated, _ = env.step(action.cpu().numpy()[0])
+                    ended, length = terminated or truncated, length + 1
+                video.append_data(env.render())
+            print(f"video: {path}")
+    finally:
+        env.close()
+
+
+def evaluate_now(
+    agent: Agent, args: Args, seed: int, device: torch.device, stop: "StopSignal"
+) -> tuple[list[float], list[int]]:
+    """Returns scores and lengths of episodes in fresh environments; the training's random streams stay as they were."""
+    states = random_states()
+    num_envs = min(args.num_envs, args.eval_episodes)
+    try:
+        with closing_envs(make_envs(args, num_envs, training=False)) as envs:
+            return evaluate(agent, envs, args.eval_episodes, seed, args.eval_greedy, device, stop)
+    finally:
+        set_random_states(states)
+
+
+def final_evaluation(
+    agent: Agent, args: Args, folder: Path, device: torch.device, stop: "StopSignal"
+) -> tuple[list[float], list[int]]:
+    """Evaluates on episodes that had no part in choosing `best.pt`, and prints them; with videos where asked for."""
+    scores, lengths = evaluate_now(agent, args, args.seed + 20_000, device, stop)
+    if args.capture_video:
+        record_videos(agent, args, min(args.eval_episodes, 3), args.seed + 20_000, folder / "videos", device, stop)
+    report_evaluation(scores, lengths)
+    return scores, lengths
+
+
+# ----- Training -----
+LOSS_NAMES = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
+
+
+def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
+    """Trains, evaluates and saves an agent, or goes on with the run that args.resume names.
+
+    Returns:
+        The agent, and the scores of the final evaluation.
+
+    Raises:
+        UsageError: the arguments do not fit the environment, the machine or the checkpoint.
+        Interrupted: by Ctrl-C or SIGTERM, after a checkpoint was written.
+        FloatingPointError: a number of the environment or a loss is not finite; the last checkpoint stays as it was.
+    """
+    checkpoint = load_checkpoint(args.resume) if args.resume else None
+    device = prepare(args)
+    check_drawing(args)
+    with ExitStack() as cleanup:
+        stop = cleanup.enter_context(StopSignal())
+        envs = cleanup.enter_context(closing_envs(make_envs(args, args.num_envs, training=True)))
+        obs_dim, action_dim = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]
+        # float32; a row is two observations, the action, and 4 numbers of the transition.
+        storage_bytes = 4 * args.batch_size * (2 * obs_dim + action_dim + 4)
+        check_memory(storage_bytes, device)
+
+        agent = make_agent(args, envs, device)
+        reward_scaler = RewardScaler(args.num_envs, args.gamma)
+        optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+        modules = {"agent": agent, "reward_scaler": reward_scaler, "optimizer": optimizer}
+        counters = {"iteration": 0, "global_step": 0, "updates": 0, "episodes": 0, "best_eval": None, "evaluated": 0}
+        if checkpoint:
+            if checkpoint["args"]["num_envs"] * checkpoint["args"]["num_steps"] != args.batch_size:
+                raise UsageError("--num-envs times --num-steps, the batch size, must stay what it was in a resumed run")
+            restore(checkpoint, args.resume, counters, **modules)
+        if counters["iteration"] >= args.num_iterations:
+            print(f"this run is finished, at step {counters['global_step']:,}; a larger --total-timesteps goes on")
+            return agent, final_evaluation(agent, args, run_folder_of(args.resume), device, stop)[0]
+
+        rollout = VectorRollout.empty(args.num_steps, args.num_envs, obs_dim, action_dim)
+        run = cleanup.enter_context(Run(args, stop, counters, modules))
+        run.announce(device, describe_envs(args), storage_bytes, args.num_iterations * args.batch_size)
+        if crossed(args.eval_every, counters["evaluated"], counters["global_step"]):
+            # The run was interrupted in this evaluation.
+            run.keep_best(*evaluate_now(agent, args, args.seed + 10_000, device, stop))
+        env_seed = reset_seed(args.seed, counters["global_step"])
+        envs.action_space.seed(env_seed)
+        obs, _ = envs.reset(seed=env_seed)
+        check_finite(counters["global_step"], observation=obs)
+
+        for iteration in range(counters["iteration"] + 1, args.num_iterations + 1):
+            start_time, start_step = time.perf_counter(), counters["global_step"]
+            learning_rate = args.learning_rate
+            if args.anneal_lr:
+                learning_rate *= 1 - (iteration - 1) / args.num_iterations
+            optimizer.param_groups[0]["lr"] = learning_rate
+            alpha_change = 0 if args.rpo_alpha_final is None else args.rpo_alpha_final - args.rpo_alpha
+            alpha = args.rpo_alpha + alpha_change * (iteration - 1) / max(args.num_iterations - 1, 1)
+            episodes: list[tuple[int, float, int]] = []
+
+            # Collect T steps from each of the N environments.
+            for t in range(args.num_steps):
+                stop.check()
+                rollout.obs[t] = torch.from_numpy(obs)
+                with torch.no_grad():
+                    policy = agent.policy(rollout.obs[t].to(device))
+                    if args.rpo_perturb_acting:
+                        policy = perturb(policy, alpha)
+                    sample = policy.sample()
+                    rollout.actions[t] = sample
+                    rollout.logprobs[t] = agent.logprob(policy, sample)
+                    action = agent.bounded(sample).cpu().numpy()
+                obs, reward, termination, truncation, infos = envs.step(action)
+                done = termination | truncation
+                next_obs = true_next_obs(obs, done, infos)
+                global_step = start_step + (t + 1) * args.num_envs
+                check_finite(global_step, reward=reward, final_observation=next_obs, observation=obs)
+                rollout.next_obs[t] = torch.from_numpy(next_obs)
+                rollout.rewards[t] = torch.from_numpy(reward)
+                rollout.terminations[t] = torch.from_numpy(termination)
+                rollout.dones[t] = torch.from_numpy(done)
+                episodes += [(global_step, score, length) for score, length in finished_episodes(infos)]
+
+            # The targets. next_obs is what a time limit cut off, too: that is not the end of the task.
+            with torch.no_grad():
+                values = agent.value(rollout.obs.to(device)).cpu()
+                next_values = agent.value(rollout.next_obs.to(device)).cpu()
+            rewards = reward_scaler(rollout.rewards, rollout.dones) if args.norm_reward else rollout.rewards
+            ends = (rollout.terminations, rollout.dones)
+            advantages = compute_gae(rewards, values, next_values, *ends, args.gamma, args.gae_lambda)
+            returns = advantages + values
+
+            # (T, N, ...) -> (B, ...), then several passes in random minibatches.
+            stacked = (rollout.obs, rollout.actions, rollout.logprobs, values, advantages, returns)
+            b_obs, b_actions, b_logprobs, b_values, b_advantages, b_returns = (
+                x.flatten(0, 1).to(device) for x in stacked
+            )
+            # KL divergence and clip fraction are of the policies without noise, so that it does not end an update.
+            b_kl_logprobs = b_logprobs
+            if args.rpo_perturb_acting:
+                with torch.no_grad():
+                    b_kl_logprobs = agent.logprob(agent.policy(b_obs), b_actions)
+            losses = []
+            for mb_inds in minibatch_indices(args.batch_size, args.minibatch_size, args.update_epochs, device):
+                policy, new_values = agent.policy(b_obs[mb_inds]), agent.value(b_obs[mb_inds])
+                new_logprobs = agent.logprob(perturb(policy, alpha), b_actions[mb_inds])
+                mb_logprobs, mb_advantages = b_logprobs[mb_inds], b_advantages[mb_inds]
+                if args.norm_adv:
+                    mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
+                pg_loss = policy_loss(new_logprobs, mb_logprobs, mb_advantages, args.clip_coef)
+                v_clip = args.clip_coef if args.clip_vloss else None
+                v_loss = value_loss(new_values, b_values[mb_inds], b_returns[mb_inds], v_clip)
+                entropy = agent.entropy(policy).mean()
+                loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+
+                optimizer.zero_grad()
+                loss.backward()
+                grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                kl_logprobs = agent.logprob(policy, b_actions[mb_inds]).detach()
+                old_approx_kl, approx_kl, clip_frac = policy_change(kl_logprobs, b_kl_logprobs[mb_inds], args.clip_coef)
+                terms = [v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clip_frac, grad_norm]
+                losses.append(torch.stack(terms).detach())
+                if args.target_kl is not None and approx_kl > args.target_kl:
+                    break
+                optimizer.step()
+                counters["updates"] += 1
+
+            # Between rollout and update they must stay, else the ratio of new and old policy would not start at 1.
+            agent.obs_statistics.update(b_obs)
+            mean_losses = torch.stack(losses).mean(0).tolist()
+            # The last step may have spoilt the weights, which no loss has seen yet.
+            with torch.no_grad():
+                mean = agent.policy(b_obs[:1]).mean
+            if not all(map(math.isfinite, mean_losses)) or not mean.isfinite().all():
+                raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
+            counters.update(iteration=iteration, global_step=global_step, episodes=counters["episodes"] + len(episodes))
+            scalars = {f"losses/{name}": mean for name, mean in zip(LOSS_NAMES, mean_losses, strict=True)}
+            scalars["losses/explained_variance"] = explained_variance(values, returns)
+            scalars["charts/learning_rate"] = learning_rate
+            scalars["charts/SPS"] = args.batch_size / (time.perf_counter() - start_time)
+            run.log(scalars, episodes)
+
+            last = iteration == args.num_iterations
+            if args.eval_every and (last or crossed(args.eval_every, start_step, global_step)):
+                run.keep_best(*evaluate_now(agent, args, args.seed + 10_000, device, stop))
+            if last or crossed(args.checkpoint_every, start_step, global_step):
+                run.save("latest.pt")
+
+        scores, lengths = final_evaluation(agent, args, run.folder, device, stop)
+        if not args.eval_every:
+            run.keep_best(scores, lengths)
+        return agent, scores
+
+
+# ----- Bookkeeping -----
+FORMAT_VERSION = 1
+NOT_STORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
+
+
+class UsageError(Exception):
+    """What the user asked for cannot be done: one line on standard error, exit status 2."""
+
+
+class Interrupted(SystemExit):
+    """Ctrl-C or SIGTERM; the exit status is 128 + the signal's number."""
+
+
+class StopSignal:
+    """Turns the first Ctrl-C or SIGTERM into an `Interrupted` at the next `check`; a second one ends at once."""
+
+    def __enter__(self) -> "StopSignal":
+        self.signum: int | None = None
+        self.previous = {}
+        if threading.current_thread() is threading.main_thread():
+            self.previous = {signum: signal.signal(signum, self.handle) for signum in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self.previous.items():
+            signal.signal(signum, handler)
+
+    def handle(self, signum: int, frame: FrameType | None) -> None:
+        """Notes the first signal; a handler may interrupt anything, so the work is done at the next `check`."""
+        if self.signum is not None:
+            os._exit(128 + self.signum)
+        self.signum = signum
+        os.write(2, b"\nstopping; a second signal ends at once\n")
+
+    def check(self) -> None:
+        """Raises Interrupted if a signal came."""
+        if self.signum is not None:
+            raise Interrupted(128 + self.signum)
+
+
+class Run:
+    """A run's folder, its log and its checkpoints; leaving it by an interruption writes `latest.pt`.
+
+    Args:
+        args: of the script; `args.resume` goes on in that run's folder.
+        stop: of this process.
+        counters: with at least global_step and best_eval; the training loop updates them.
+        modules: what has a state_dict and goes into a checkpoint, by name.
+
+    Raises:
+        UsageError: the folder cannot be made, or a package that the arguments ask for is missing.
+    """
+
+    def __init__(self, args: Args, stop: StopSignal, counters: dict[str, Any], modules: dict[str, Any]) -> None:
+        self.args, self.stop, self.counters, self.modules = args, stop, counters, modules
+        self.folder = run_folder_of(args.resume) if args.resume else make_run_folder(args)
+        for stray in self.folder.glob("*.pt.tmp*"):
+            stray.unlink()
+        write_args_json(self.folder, args, counters["global_step"])
+        if args.track:
+            import wandb
+
+            wandb.init(
+                project=args.wandb_project_name,
+                entity=args.wandb_entity,
+                name=self.folder.name,
+                config=dataclasses.asdict(args),
+                sync_tensorboard=True,
+            )
+        # Purging removes the named step itself, which the resumed run does not draw again.
+        purge_step = counters["global_step"] + 1 if args.resume else None
+        self.writer = SummaryWriter(str(self.folder), purge_step=purge_step)
+        rows = "\n".join(f"|{name}|{value}|" for name, value in dataclasses.asdict(args).items())
+        self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", counters["global_step"])
+        self.recent_scores: deque[float] = deque(maxlen=100)
+        self.bar: tqdm | None = None
+        self.start = self.last_line = time.perf_counter()
+        self.start_step = counters["global_step"]
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.bar:
+            self.bar.close()
+        # A signal to all processes of the run ends environment processes too, which reads as a broken pipe.
+        ends_by_signal = (Interrupted, EOFError, BrokenPipeError, ConnectionResetError)
+        interrupted = self.stop.signum is not None and kind in ends_by_signal
+        if interrupted:
+            self.save("latest.pt")
+            print(f"interrupted at step {self.counters['global_step']:,}; go on with: {self.command('--resume')}")
+        with nullcontext() if kind is None else suppress(Exception):
+            self.writer.close()
+        if self.args.track:
+            import wandb
+
+            wandb.finish(exit_code=0 if kind is None else 1)
+        if kind is None:
+            print(f"run folder: {self.folder}\nlook at it: tensorboard --logdir {self.folder.parent}")
+        if interrupted:
+            raise Interrupted(128 + self.stop.signum) from None
+
+    def command(self, flag: str) -> str:
+        """Returns the command that resumes or evaluates this run."""
+        return f"python {Path(__file__).name} {flag} {shlex.quote(str(self.folder))}"
+
+    def announce(self, device: torch.device, environment: str, storage_bytes: int, total_steps: int) -> None:
+        """Says what runs where, and starts the progress bar."""
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+        print(f"run folder: {self.folder}\ndevice: {device} ({name})\nenvironment: {environment}")
+        print(f"storage: {storage_bytes / 2**20:,.1f} MiB", flush=True)
+        self.total_steps = total_steps
+        if self.args.progress and sys.stderr.isatty():
+            self.bar = tqdm(total=total_steps, initial=self.start_step, unit=" steps", dynamic_ncols=True)
+
+    def log(self, scalars: dict[str, float], episodes: list[tuple[int, float, int]]) -> None:
+        """Writes scalars at the global step, and finished episodes (step, score, length) each at its own."""
+        for step, score, length in episodes:
+            self.writer.add_scalar("charts/episodic_return", score, step)
+            self.writer.add_scalar("charts/episodic_length", length, step)
+            self.recent_scores.append(score)
+        global_step = self.counters["global_step"]
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, global_step)
+        self.writer.flush()
+        score_text = f"{np.mean(self.recent_scores):.1f}" if self.recent_scores else "none yet"
+        now = time.perf_counter()
+        if self.bar:
+            self.bar.set_postfix_str(f"return {score_text}", refresh=False)
+            self.bar.update(global_step - self.bar.n)
+        elif now - self.last_line > 10:
+            self.last_line = now
+            sps = (global_step - self.start_step) / (now - self.start)
+            left = timedelta(seconds=int((self.total_steps - global_step) / sps))
+            line = f"step {global_step:,} of {self.total_steps:,}, {sps:,.0f} steps/s, return {score_text}, {left} left"
+            print(line, flush=True)
+
+    def keep_best(self, scores: list[float], lengths: list[int]) -> None:
+        """Logs an evaluation, and writes `best.pt` if none was better; a tie keeps the newer."""
+        for name, value in (
+            ("return_mean", np.mean(scores)),
+            ("return_std", np.std(scores)),
+            ("length_mean", np.mean(lengths)),
+        ):
+            self.writer.add_scalar(f"eval/{name}", value, self.counters["global_step"])
+        self.counters["evaluated"] = self.counters["global_step"]
+        if self.counters["best_eval"] is None or np.mean(scores) >= self.counters["best_eval"]:
+            self.counters["best_eval"] = float(np.mean(scores))
+            self.save("best.pt")
+        self.save("latest.pt")
+
+    def save(self, name: str) -> None:
+        """Writes a checkpoint; one that is cut off at any moment leaves the old file whole."""
+        self.writer.flush()
+        save_checkpoint(self.folder / name, self.args, self.counters, self.modules)
+
+
+def save_checkpoint(path: Path, args: Args, counters: dict[str, Any], modules: dict[str, Any]) -> None:
+    """Writes all that training needs to go on; at any moment the file at `path` is whole, the old or the new one."""
+    content = {
+        "script": Path(__file__).stem,
+        "format_version": FORMAT_VERSION,
+        "args": dataclasses.asdict(args),
+        "counters": dict(counters),
+        "random_states": random_states(),
+        **{name: module.state_dict() for name, module in modules.items()},
+    }
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def find_checkpoint(path: str) -> Path:
+    """Returns the checkpoint file that a path names: itself, or `latest.pt` of a run folder."""
+    found = Path(path) / "latest.pt" if Path(path).is_dir() else Path(path)
+    if not found.is_file():
+        raise UsageError(f"{path}: there is no checkpoint file here, {found.name!r} is missing")
+    return found
+
+
+def run_folder_of(path: str) -> Path:
+    """Returns the folder of the run that a path to it, or to one of its checkpoints, names."""
+    return find_checkpoint(path).parent
+
+
+def load_checkpoint(path: str) -> dict[str, Any]:
+    """Returns a checkpoint's content, tensors on the CPU; code in the file is refused, never run.
+
+    Raises:
+        UsageError: the file is missing, unreadable, of another script or of another format version.
+    """
+    found = find_checkpoint(path)
+    try:
+        with warnings.catch_warnings():
+            # What torch would warn of in a foreign file ends in an error here.
+            warnings.simplefilter("ignore")
+            content = torch.load(found, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UsageError(
+            f"{found}: not a checkpoint, or it holds more than tensors and plain values: refused"
+        ) from error
+    except Exception as error:  # a damaged file may raise anything
+        raise UsageError(f"{found}: no checkpoint, or a damaged one ({type(error).__name__})") from error
+    if not isinstance(content, dict) or "script" not in content or "format_version" not in content:
+        raise UsageError(f"{found}: this is no checkpoint of these scripts")
+    if content["script"] != Path(__file__).stem:
+        raise UsageError(f"{found}: this checkpoint is of {content['script']}.py, not of {Path(__file__).name}")
+    if content["format_version"] != FORMAT_VERSION:
+        raise UsageError(f"{found}: format version {content['format_version']}, this script reads {FORMAT_VERSION}")
+    for part in ("args", "counters", "agent"):
+        if part not in content:
+            raise UsageError(f"{found}: this checkpoint is damaged, it has no {part}")
+    return content
+
+
+def load_weights(module: nn.Module, weights: dict[str, Tensor], path: str) -> None:
+    """Copies a checkpoint's weights into the module.
+
+    Raises:
+        UsageError: names or shapes differ; the message names the first tensor that does.
+    """
+    own = module.state_dict()
+    for name in [*own, *weights]:
+        want, got = (tuple(x[name].shape) if name in x else None for x in (own, weights))
+        if want != got:
+            raise UsageError(f"{path}: the tensor {name} has the shape {got}, these arguments want {want}")
+    module.load_state_dict(weights)
+
+
+def restore(checkpoint: dict[str, Any], path: str, counters: dict[str, Any], **modules: Any) -> None:  # noqa: ANN401
+    """Loads a checkpoint into networks and optimizers, counters and random states.
+
+    Raises:
+        UsageError: it does not fit, or is an agent file, which has no optimizer.
+    """
+    for name, module in modules.items():
+        if name not in checkpoint:
+            raise UsageError(f"{path}: an agent file has no {name}: it can be evaluated, not resumed")
+        if isinstance(module, nn.Module):
+            load_weights(module, checkpoint[name], path)
+        else:
+            module.load_state_dict(checkpoint[name])
+    counters.update(checkpoint["counters"])
+    set_random_states(checkpoint["random_states"])
+
+
+def random_states() -> dict[str, Any]:
+    """Returns the states of python's, numpy's and torch's global generators as plain values and tensors."""
+    numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002 (users' environments may draw from it)
+    numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
+    return {
+        "python": random.getstate(),
+        "numpy": numpy_state,
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Sets the generators to what `random_states` returned."""
+    version, internal, gauss_next = states["python"]
+    random.setstate((version, tuple(internal), gauss_next))
+    numpy_state = {**states["numpy"], "state": dict(states["numpy"]["state"])}
+    numpy_state["state"]["key"] = np.array(numpy_state["state"]["key"], dtype=np.uint32)
+    np.random.set_state(numpy_state)  # noqa: NPY002
+    torch.set_rng_state(states["torch"])
+    if torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+def reset_seed(seed: int, global_step: int) -> int:
+    """Returns the seed of the environments: the run's own, after a resume one drawn from it and the global step."""
+    return int(np.random.SeedSequence([seed, global_step]).generate_state(1)[0] % 2**30) if global_step else seed
+
+
+def crossed(every: int, before: int, after: int) -> bool:
+    """Says whether a multiple of `every` lies in (before, after]; never for 0."""
+    return every > 0 and after // every > before // every
+
+
+def check_range(
+    args: "Args", names: str, least: float = -math.inf, most: float = math.inf, above: float = -math.inf
+) -> None:
+    """Raises a ValueError unless each named argument is finite and within its range; None passes."""
+    for name in names.split():
+        value = getattr(args, name)
+        if value is None or (least <= value <= most and above < value < math.inf):
+            continue
+        limits = {"at least": least, "above": above, "at most": most}
+        rule = " and ".join(f"{words} {limit:,}" for words, limit in limits.items() if math.isfinite(limit))
+        raise ValueError(f"--{name.replace('_', '-')} {value} must be a finite number {rule}")
+
+
+@contextmanager
+def closing_envs(envs: VectorEnv) -> Iterator[VectorEnv]:
+    """Closes the environments at the end, whatever state an error left them in."""
+    try:
+        yield envs
+    finally:
+        try:
+            with warnings.catch_warnings():
+                # gymnasium warns where a step is under way, as it is when a process died or a signal came.
+                warnings.simplefilter("ignore")
+                envs.close(**({"terminate": True} if isinstance(envs, AsyncVectorEnv) else {}))
+        except (EOFError, OSError):
+            # Closing first waits for a step under way, in vain where an environment process died.
+            for process in envs.processes:
+                process.terminate()
+            envs.closed = True
+
+
+def check_memory(storage_bytes: int, device: torch.device) -> None:
+    """Raises a UsageError if the storage does not fit into the free memory of the device."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    if storage_bytes > free:
+        need, have = f"{storage_bytes / 2**30:,.2f} GiB", f"{free / 2**30:,.2f} GiB"
+        raise UsageError(f"the storage takes {need}, more than the {have} that are free on {device}")
+
+
+def prepare(args: Args) -> torch.device:
+    """Seeds all generators, sets threads and determinism, checks paths and packages, and returns the device."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(args.threads or min(cores, 8))
+    random.seed(args.seed)
+    np.random.seed(args.seed)  # noqa: NPY002
+    torch.manual_seed(args.seed)
+    if sys.platform == "linux":
+        # Each minibatch frees and asks again for the same large tensors. Kept by the process, they cost no page faults,
+        # which took a tenth of an update. (M_MMAP_THRESHOLD is -3, M_TRIM_THRESHOLD -1; other libcs ignore this.)
+        with suppress(AttributeError):
+            libc = ctypes.CDLL(None)
+            libc.mallopt(-3, 2**30)
+            libc.mallopt(-1, 2**31 - 1)
+    if args.torch_deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Zeroing each new tensor as well would cost time and hide nothing: no script reads unset memory.
+        torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    torch.backends.cudnn.benchmark = not args.torch_deterministic
+    folder = Path(args.run_dir).absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise UsageError(f"--run-dir {args.run_dir}: {existing} is no folder that can be written to")
+    for flag, module, package in (("track", "wandb", "wandb"), ("capture_video", "imageio_ffmpeg", "imageio[ffmpeg]")):
+        if getattr(args, flag) and importlib.util.find_spec(module) is None:
+            raise UsageError(f"--{flag.replace('_', '-')} needs a package that is missing: pip install {package}")
+    return torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+
+
+def make_run_folder(args: Args) -> Path:
+    """Makes a folder that no other run has, for two that start in the same second too."""
+    env_id = args.env_id.replace("/", "-").replace(":", "-")
+    name = f"{env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
+    for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
+        folder = Path(args.run_dir) / (name + suffix)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if not folder.is_dir():
+                raise UsageError(f"--run-dir {args.run_dir}: a file is in the way") from None
+        except OSError as error:
+            raise UsageError(f"--run-dir {args.run_dir}: cannot make a folder there ({error.strerror})") from error
+        else:
+            return folder
+    raise UsageError(f"--run-dir {args.run_dir}: 1000 runs called {name}")
+
+
+def write_args_json(folder: Path, args: Args, global_step: int) -> None:
+    """Writes arguments, versions, device and command line; `starts` keeps those of a resumed run's earlier starts."""
+    path = folder / "args.json"
+    earlier = []
+    # A full disk or a kill may have left half a file.
+    with suppress(OSError, ValueError, KeyError):
+        earlier = json.loads(path.read_text())["starts"]
+    commit = None
+    with suppress(OSError, subprocess.SubprocessError):
+        git = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "HEAD"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    env_package = str(find_spec(args.env_id).entry_point).replace(":", ".").split(".")[0].replace("_", "-")
+    versions = {"python": platform.python_version()}
+    for package in ("torch", "gymnasium", "numpy", env_package):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    use_cuda = args.cuda and torch.cuda.is_available()
+    start = {
+        "global_step": global_step,
+        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
+        "versions": versions,
+        "git_commit": commit,
+        "device": torch.cuda.get_device_name() if use_cuda else f"cpu {platform.machine()}",
+        "threads": torch.get_num_threads(),
+        "system": platform.system(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    content = {"args": dataclasses.asdict(args), **start, "starts": [*earlier, start]}
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def report_evaluation(scores: list[float], lengths: list[int], **further: float) -> None:
+    """Prints each episode and, last, the line that sums them up."""
+    for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
+        print(f"episode {i}: return={score:g} length={length}")
+    pairs = {"mean": np.mean(scores), "std": np.std(scores), "min": min(scores), "max": max(scores)}
+    pairs |= {"episodes": len(scores), "mean_length": np.mean(lengths), **further}
+    print("eval:", *(f"{name}={round(float(value), 4):g}" for name, value in pairs.items()), flush=True)
+
+
+def evaluate_checkpoint(args: Args) -> None:
+    """Evaluates the checkpoint or agent file at args.evaluate, which is not changed, and prints the result."""
+    checkpoint = load_checkpoint(args.evaluate)
+    device = prepare(args)
+    check_drawing(args)
+    with StopSignal() as stop, closing_envs(make_envs(args, 1, training=False)) as envs:
+        agent = make_agent(args, envs, device)
+        load_weights(agent, checkpoint["agent"], args.evaluate)
+        print(f"device: {device}\nenvironment: {describe_envs(args)}", flush=True)
+        final_evaluation(agent, args, run_folder_of(args.evaluate), device, stop)
+
+
+def parse_args(argv: list[str]) -> Args:
+    """Returns the arguments; with --resume or --evaluate those of that run, except what the command line overrides.
+
+    Raises:
+        UsageError: the checkpoint cannot be read. Wrong flags and values end the process in tyro, with status 2.
+    """
+    paths = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    paths.add_argument("--resume")
+    paths.add_argument("--evaluate")
+    found, _ = paths.parse_known_args(argv)
+    if found.resume and found.evaluate:
+        raise UsageError("--resume and --evaluate exclude each other")
+    default = Args()
+    if found.resume or found.evaluate:
+        stored = load_checkpoint(found.resume or found.evaluate)["args"]
+        default = Args(**{name: value for name, value in stored.items() if name not in NOT_STORED})
+    return tyro.cli(Args, default=default, args=argv)
+
+
+def report_thread_error(error: threading.ExceptHookArgs) -> None:
+    """Leaves a full disk to the main thread, where TensorBoard raises again what its writing thread met."""
+    if not issubclass(error.exc_type, OSError):
+        threading.__excepthook__(error)
+
+
+def main() -> None:
+    """Runs the command line: status 0 when done, 1 when the run failed, 2 when the arguments are wrong."""
+    sys.path.append(os.getcwd())
+    threading.excepthook = report_thread_error
+    try:
+        args = parse_args(sys.argv[1:])
+        if args.evaluate:
+            evaluate_checkpoint(args)
+        else:
+            train(args)
+    except (UsageError, gym.error.Error) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:
+        broken_pipe = isinstance(error, EOFError | ConnectionError)
+        reason = "an environment process died, or what reads this output did" if broken_pipe else error
+        print(f"error: {reason}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
