@@ -188,3 +188,75 @@ gym.register(
     kwargs={"length": 3, "shape": (50, 60, 1)},
     disable_env_checker=True,
 )
+
+
+class Line(gym.Env):
+    """After k steps the observation is [k, -k]; each step pays 1; ends after `length` steps.
+
+    Args:
+        length: steps of an episode.
+        end: "term" by termination, "trunc" by a time limit, "both" at once.
+        low: bounds of the actions, one for each dimension; an action outside is an error.
+        high: likewise.
+        shape: of the actions.
+        dtype: of the observations.
+        nan: "obs", "final", "reset" or "reward": what holds nan, from the 50th step of this environment on.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
+
+    def __init__(
+        self, length=3, end="trunc", low=(-1,), high=(1,), shape=None, dtype=np.float32, nan="", render_mode=None
+    ):
+        self.length, self.end, self.nan, self.render_mode = length, end, nan, render_mode
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), dtype)
+        low, high = (np.array(bound, np.float32).reshape(shape or len(bound)) for bound in (low, high))
+        self.action_space = gym.spaces.Box(low, high)
+        self.all_steps, self.seen = 0, []
+
+    def _obs(self, spoilt):
+        obs = np.array([self.step_count, -self.step_count], self.observation_space.dtype)
+        if spoilt and self.all_steps >= 50:
+            obs[1] = np.nan
+        return obs
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_count = 0
+        return self._obs(self.nan == "reset"), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"{action} is not in {self.action_space}"
+        self.seen.append(action)
+        self.step_count += 1
+        self.all_steps += 1
+        at, signal_name = os.environ.get("SIGNAL_AT", "0:none").split(":")
+        if self.all_steps == int(at):
+            del os.environ["SIGNAL_AT"]
+            signal.raise_signal(getattr(signal, signal_name))
+        ended = self.step_count >= self.length
+        reward = float("nan") if self.nan == "reward" and self.all_steps >= 50 else 1.0
+        obs = self._obs(self.nan == "obs" or (self.nan == "final" and ended))
+        return obs, reward, ended and self.end != "trunc", ended and self.end != "term", {}
+
+    def render(self):
+        return np.full((36, 36, 3), 40 * (self.step_count + 1) % 256, np.uint8)
+
+
+for name, options in {
+    "Line2Trunc": {"length": 2},
+    "Line2Term": {"length": 2, "end": "term"},
+    "Line2Both": {"length": 2, "end": "both"},
+    "Line3Trunc": {},
+    "Line3Float64": {"dtype": np.float64},
+    "LineAsymmetric": {"low": (-0.3, 2.0), "high": (0.1, 5.0)},
+    "LineMatrix": {"low": (-1, -1, -2, -2), "high": (1, 1, 2, 2), "shape": (2, 2)},
+    "LineUnbounded": {"low": (-1, -np.inf), "high": (1, np.inf)},
+    "LineNanObs": {"nan": "obs"},
+    "LineNanFinal": {"nan": "final"},
+    "LineNanReset": {"nan": "reset"},
+    "LineNanReward": {"nan": "reward"},
+}.items():
+    gym.register(f"{name}-v0", entry_point="small_envs:Line", kwargs=options, disable_env_checker=True)
+# Pendulum cut off after 20 steps, which its observations do not tell.
+gym.register("Pendulum20-v0", entry_point="gymnasium.envs.classic_control.pendulum:PendulumEnv", max_episode_steps=20)
