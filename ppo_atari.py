@@ -57,7 +57,7 @@ from tqdm import tqdm
 # ----- Arguments -----
 @dataclass(frozen=True)
 class Args:
-    """PPO on Atari games (GameNoFrameskip-v4 or ALE/Game-v5) and any other environment that shows images."""
+    """PPO on Atari games, GameNoFrameskip-v4 or ALE/Game-v5, where a step is 4 frames, and on others with images."""
 
     exp_name: str = Path(__file__).stem
     """name of the experiment, part of the run folder's name"""
@@ -68,7 +68,7 @@ class Args:
     cuda: bool = True
     """use a CUDA device where there is one, else the CPU"""
     threads: int = 0
-    """CPU threads of torch, and of the emulators of ale-py; 0: one for each core, for torch at most 8"""
+    """CPU threads; 0: one for each core, for torch at most 8"""
     run_dir: str = "runs"
     """parent folder of the run folders"""
     checkpoint_every: int = 100_000
@@ -107,7 +107,7 @@ class Args:
     """steps of each environment in one rollout, T"""
 
     total_timesteps: int = 10_000_000
-    """environment steps of the whole run, over all environments; in Atari 4 frames each"""
+    """environment steps of the whole run, over all environments"""
     learning_rate: float = 2.5e-4
     """step size of Adam"""
     anneal_lr: bool = True

@@ -67,7 +67,7 @@ class Args:
     cuda: bool = True
     """use a CUDA device where there is one, else the CPU"""
     threads: int = 1
-    """CPU threads of torch, and of the emulators of ale-py; 0: one for each core, for torch at most 8"""
+    """CPU threads; 0: one for each core, for torch at most 8"""
     run_dir: str = "runs"
     """parent folder of the run folders"""
     checkpoint_every: int = 100_000
@@ -110,7 +110,7 @@ class Args:
     """steps of each environment in one rollout, T"""
 
     total_timesteps: int = 200_000
-    """environment steps of the whole run, over all environments; in Atari 4 frames each"""
+    """environment steps of the whole run, over all environments"""
     learning_rate: float = 1e-3
     """step size of Adam"""
     anneal_lr: bool = True
@@ -405,9 +405,17 @@ class Agent(nn.Module):
         mean, var = self.obs_statistics.mean.float(), self.obs_statistics.var.float()
         return ((obs.float() - mean) * (var + 1e-8).rsqrt()).clamp(-10, 10)
 
+    def forward(self, obs: Tensor) -> tuple[Distribution, Tensor]:
+        """Returns policy and values (M,) for observations (M, O)."""
+        scaled_obs = self.normalise(obs)
+        return self.distribution_of(self.actor(scaled_obs)), self.critic(scaled_obs).squeeze(-1)
+
     def policy(self, obs: Tensor) -> Distribution:
         """Returns the distribution of samples (M, A), which become actions by `bounded`."""
-        mean = self.actor(self.normalise(obs))
+        return self.distribution_of(self.actor(self.normalise(obs)))
+
+    def distribution_of(self, mean: Tensor) -> Distribution:
+        """Returns the policy for the actor's output."""
         if self.state_dependent_std:
             # The limits keep an exponential of an untrained output harmless.
             mean, log_std = mean.chunk(2, dim=-1)
@@ -690,7 +698,8 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
 
         agent = make_agent(args, envs, device)
         reward_scaler = RewardScaler(args.num_envs, args.gamma)
-        optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+        parameters = list(agent.parameters())
+        optimizer = torch.optim.Adam(parameters, lr=args.learning_rate, eps=1e-5, fused=True)
         modules = {"agent": agent, "reward_scaler": reward_scaler, "optimizer": optimizer}
         counters = {"iteration": 0, "global_step": 0, "updates": 0, "episodes": 0, "best_eval": None, "evaluated": 0}
         if checkpoint:
@@ -757,7 +766,7 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
             )
             losses = []
             for mb_inds in minibatch_indices(args.batch_size, args.minibatch_size, args.update_epochs, device):
-                policy, new_values = agent.policy(b_obs[mb_inds]), agent.value(b_obs[mb_inds])
+                policy, new_values = agent(b_obs[mb_inds])
                 new_logprobs = agent.logprob(policy, b_actions[mb_inds])
                 mb_logprobs, mb_advantages = b_logprobs[mb_inds], b_advantages[mb_inds]
                 if args.norm_adv:
@@ -766,11 +775,13 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
                 v_clip = args.clip_coef if args.clip_vloss else None
                 v_loss = value_loss(new_values, b_values[mb_inds], b_returns[mb_inds], v_clip)
                 entropy = agent.entropy(policy).mean()
-                loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+                loss = pg_loss + args.vf_coef * v_loss
+                if args.ent_coef > 0:
+                    loss = loss - args.ent_coef * entropy
 
                 optimizer.zero_grad()
                 loss.backward()
-                grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
                 old_approx_kl, approx_kl, clip_frac = policy_change(new_logprobs.detach(), mb_logprobs, args.clip_coef)
                 terms = [v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clip_frac, grad_norm]
                 losses.append(torch.stack(terms).detach())
