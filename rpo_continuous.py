@@ -696,7 +696,7 @@ def final_evaluation(
 
 
 # ----- Training -----
-LOSS_NAMES = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
+LOSS_NAMES = ("value_loss", "policy_loss", "entropy", "grad_norm", "old_approx_kl", "approx_kl", "clipfrac")
 
 
 def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
@@ -798,7 +798,7 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
             if args.rpo_perturb_acting:
                 with torch.no_grad():
                     b_kl_logprobs = agent.logprob(agent.policy(b_obs), b_actions)
-            losses = []
+            losses, logprob_pairs = [], []
             for mb_inds in minibatch_indices(args.batch_size, args.minibatch_size, args.update_epochs, device):
                 policy, new_values = agent(b_obs[mb_inds])
                 new_logprobs = agent.logprob(perturb(policy, alpha), b_actions[mb_inds])
@@ -816,18 +816,21 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
                 optimizer.zero_grad()
                 loss.backward()
                 grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
-                kl_logprobs = agent.logprob(policy, b_actions[mb_inds]).detach()
-                old_approx_kl, approx_kl, clip_frac = policy_change(kl_logprobs, b_kl_logprobs[mb_inds], args.clip_coef)
-                terms = [v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clip_frac, grad_norm]
-                losses.append(torch.stack(terms).detach())
-                if args.target_kl is not None and approx_kl > args.target_kl:
-                    break
+                new_logprobs, mb_logprobs = agent.logprob(policy, b_actions[mb_inds]), b_kl_logprobs[mb_inds]
+                losses.append(torch.stack([v_loss, pg_loss, entropy, grad_norm]).detach())
+                logprob_pairs.append((new_logprobs.detach(), mb_logprobs))
+                if args.target_kl is not None:
+                    _, approx_kl, _ = policy_change(*logprob_pairs[-1], args.clip_coef)
+                    if approx_kl > args.target_kl:
+                        break
                 optimizer.step()
                 counters["updates"] += 1
 
             # Between rollout and update they must stay, else the ratio of new and old policy would not start at 1.
             agent.obs_statistics.update(b_obs)
-            mean_losses = torch.stack(losses).mean(0).tolist()
+            # All minibatches are of one size, so the mean over their samples is the mean over minibatches.
+            changes = policy_change(*map(torch.cat, zip(*logprob_pairs, strict=True)), args.clip_coef)
+            mean_losses = [*torch.stack(losses).mean(0).tolist(), *torch.stack(changes).tolist()]
             # The last step may have spoilt the weights, which no loss has seen yet.
             with torch.no_grad():
                 mean = agent.policy(b_obs[:1]).mean

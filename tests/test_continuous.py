@@ -213,7 +213,8 @@ def test_the_environment_gets_bounded_actions_and_the_storage_keeps_samples(
     stored = recorded(monkeypatch, script, "compute_gae")
     storage = recorded(monkeypatch, script.VectorRollout, "empty")
     envs = recorded(monkeypatch, script, "make_envs")
-    noise = {"rpo_alpha": 0.0} if script is rpo_continuous else {}
+    # A limit that is never met lets the change of the policy be computed in each minibatch, not only once in the end.
+    noise = {"rpo_alpha": 0.0, "target_kl": 1e6} if script is rpo_continuous else {"target_kl": 1e6}
     args = tiny(script, tmp_path, env_id="small_envs:LineAsymmetric-v0", action_bounds=action_bounds, **noise)
     script.train(args)
     seen = np.array(envs[0][1].envs[0].unwrapped.seen)
@@ -226,12 +227,13 @@ def test_the_environment_gets_bounded_actions_and_the_storage_keeps_samples(
     assert rollout.actions[..., 0].mean().item() == pytest.approx(5, abs=0.7)
     # The first minibatch of an update is before any change, in each of the 2 iterations.
     assert len(stored) == 2
-    assert len(ratios) == len(changes) == 8
-    for first in (0, 4):
-        (new_logprobs, logprobs, *_), _ = ratios[first]
+    assert len(ratios) == 8
+    assert len(changes) == 10
+    for i in (0, 1):
+        (new_logprobs, logprobs, *_), _ = ratios[4 * i]
         assert ((new_logprobs - logprobs).exp() - 1).abs().max() < 1e-5
-        assert changes[first][1][1].abs() < 1e-6
-        assert changes[first][1][2] == 0
+        assert changes[5 * i][1][1].abs() < 1e-6
+        assert changes[5 * i][1][2] == 0
     assert ((ratios[1][0][0] - ratios[1][0][1]).exp() - 1).abs().max() > 1e-4
 
 
@@ -448,6 +450,25 @@ def test_a_process_for_each_environment_gives_the_same_weights(script, tmp_path)
 
 
 @both
+def test_a_logged_loss_is_the_mean_over_all_minibatches(script, tmp_path, monkeypatch):
+    """FAULTS 16."""
+    value_losses = recorded(monkeypatch, script, "value_loss")
+    changes = recorded(monkeypatch, script, "policy_change")
+    script.train(tiny(script, tmp_path, total_timesteps=64, target_kl=1e6, learning_rate=0.01))
+    logged = scalars(only_run(tmp_path))
+    for tag, values in {
+        "losses/value_loss": [result.detach() for _, result in value_losses],
+        "losses/approx_kl": [result[1] for _, result in changes[:4]],
+        "losses/old_approx_kl": [result[0] for _, result in changes[:4]],
+        "losses/clipfrac": [result[2] for _, result in changes[:4]],
+    }.items():
+        assert len(values) == 4
+        assert len(set(map(float, values))) > 1, tag
+        ((_, got),) = logged[tag]
+        assert got == pytest.approx(float(sum(values) / 4), rel=1e-4, abs=1e-7), tag
+
+
+@both
 def test_a_run_logs_what_the_contract_names(script, tmp_path):
     script.train(tiny(script, tmp_path, eval_every=64, learning_rate=0.01))
     logged = scalars(only_run(tmp_path))
@@ -633,7 +654,7 @@ def test_acting_and_evaluation_carry_no_noise(tmp_path, monkeypatch):
 def test_the_variant_perturbs_acting_too(tmp_path, monkeypatch):
     calls = recorded(monkeypatch, rpo_continuous, "perturb")
     changes = recorded(monkeypatch, rpo_continuous, "policy_change")
-    rpo_continuous.train(tiny(rpo_continuous, tmp_path, total_timesteps=64, rpo_perturb_acting=True))
+    rpo_continuous.train(tiny(rpo_continuous, tmp_path, total_timesteps=64, rpo_perturb_acting=True, target_kl=1e6))
     # 32 steps of acting, and 4 minibatches.
     assert len(calls) == 36
     assert changes[0][1][1].abs() < 1e-6
@@ -648,7 +669,8 @@ def test_noise_does_not_end_an_update(tmp_path, monkeypatch, acting):
         rpo_continuous, tmp_path, learning_rate=1e-5, target_kl=0.01, total_timesteps=64, rpo_perturb_acting=acting
     )
     rpo_continuous.train(args)
-    assert len(changes) == 4
+    # One for each minibatch, and one for all of them together.
+    assert len(changes) == 5
     for _, (_, approx_kl, clip_frac) in changes:
         assert approx_kl < 1e-4
         assert clip_frac == 0
