@@ -181,13 +181,13 @@ def find_spec(env_id: str) -> EnvSpec:
         UsageError: there is no such module or id; the message names the nearest ids.
     """
     gym.register_envs(ale_py)
-    module, _, name = env_id.rpartition(":")
-    if module:
+    module, colon, name = env_id.rpartition(":")
+    if colon:
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
             raise UsageError(f"--env-id {env_id}: there is no module {error.name!r} on the import path") from error
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise UsageError(f"--env-id {env_id}: there is no module {module!r}, names are absolute") from error
     if name in gym.registry:
         return gym.registry[name]
@@ -221,8 +221,8 @@ class NativeAtariEnv(AtariVectorEnv):
     """ale-py's C++ vector environment, reporting ends as gymnasium's vector environments do.
 
     A lost life ends the recording but not the game. ale-py does not say which of the two happened, and its `final_obs`
-    of a lost life is uninitialised memory, so both are worked out here. `infos["final_info"]["episode"]` has the true
-    score of a whole game ("r") and its length in agent steps ("l"), where the mask `_episode` is set.
+    of a lost life is uninitialised memory, so both are worked out here. `infos["final_info"]["whole_episode"]` has
+    the true score of a whole game ("r") and its length in agent steps ("l"), where the mask `_whole_episode` is set.
 
     Args:
         spec: of an Atari game; sticky actions and action set are taken from it.
@@ -271,8 +271,8 @@ class NativeAtariEnv(AtariVectorEnv):
             infos["final_obs"] = np.where(game_over[:, None, None, None], infos["final_obs"], obs)
         if game_over.any():
             infos["final_info"] = {
-                "episode": {"r": self.scores.copy(), "l": self.lengths.copy()},
-                "_episode": game_over,
+                "whole_episode": {"r": self.scores.copy(), "l": self.lengths.copy()},
+                "_whole_episode": game_over,
             }
             self.scores[game_over] = 0
             self.lengths[game_over] = 0
@@ -369,14 +369,16 @@ def make_env(args: Args, training: bool, render_mode: str | None = None) -> Call
             # Of 60 frames a second a video shows every fourth.
             env.metadata = {**env.metadata, "render_fps": 15}
             # Below the wrappers that cut a game into lives and its rewards to signs, so it sees true scores.
-            env = gym.wrappers.RecordEpisodeStatistics(env)
+            env = gym.wrappers.RecordEpisodeStatistics(env, stats_key="whole_episode")
             env = EpisodicLifeEnv(env) if training else env
             env = FireReset(env) if "FIRE" in env.unwrapped.get_action_meanings() else env
             env = ClipRewardEnv(env) if training else env
         else:
             env = gym.make(args.env_id, **drawing)
             check_spaces(env, args.env_id)
-            env = gym.wrappers.RecordEpisodeStatistics(env)
+            # For environments that draw actions of their own.
+            env.action_space.seed(args.seed)
+            env = gym.wrappers.RecordEpisodeStatistics(env, stats_key="whole_episode")
         if env.action_space.start != 0:
             first, count = int(env.action_space.start), int(env.action_space.n)
             env = gym.wrappers.TransformAction(env, lambda action: action + first, gym.spaces.Discrete(count))
@@ -408,12 +410,19 @@ def check_drawing(args: Args) -> None:
     """Raises a UsageError, before hours of training, if --capture-video is wanted and the environment cannot draw."""
     if not args.capture_video:
         return
+    find_spec(args.env_id)
     try:
         with warnings.catch_warnings(action="ignore"):
             env = make_env(args, training=False, render_mode="rgb_array")()
     except TypeError as error:
+        if "render_mode" not in str(error):
+            raise
         raise UsageError(f"--capture-video: {args.env_id} takes no render_mode, so it cannot draw") from error
     modes = env.metadata.get("render_modes", [])
+    if "rgb_array" in modes:
+        # What draws may be a package that is missing.
+        env.reset(seed=args.seed)
+        env.render()
     env.close()
     if "rgb_array" not in modes:
         raise UsageError(f"--capture-video: {args.env_id} cannot draw: its render modes are {modes}, not 'rgb_array'")
@@ -447,8 +456,18 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict[str, Any])
 def finished_episodes(infos: dict[str, Any]) -> list[tuple[float, int]]:
     """Returns (score, length) of each whole episode that ended in this step; a lost life alone is none."""
     final_info = infos.get("final_info", {})
-    ended = np.flatnonzero(final_info.get("_episode", []))
-    return [(float(final_info["episode"]["r"][i]), int(final_info["episode"]["l"][i])) for i in ended]
+    ended = np.flatnonzero(final_info.get("_whole_episode", []))
+    episode = final_info.get("whole_episode", {})
+    return [(float(episode["r"][i]), int(episode["l"][i])) for i in ended]
+
+
+def check_finite(where: str, **arrays: np.ndarray) -> None:
+    """Raises a FloatingPointError that names environment and entry if a number (N, ...) is nan or infinite."""
+    for name, array in arrays.items():
+        if array.dtype != np.uint8 and not np.isfinite(array).all():
+            i, *entry = (int(index) for index in np.argwhere(~np.isfinite(array))[0])
+            value = array[(i, *entry)]
+            raise FloatingPointError(f"environment {i} gave {name}{entry or ''} = {value} {where}")
 
 
 # ----- Networks -----
@@ -634,6 +653,9 @@ def evaluate(
         greedy: take the most probable or the mean action; else sample.
         device: where the agent is.
         stop: raises where the user interrupts.
+
+    Raises:
+        FloatingPointError: a number of an environment is not finite.
     """
     torch.manual_seed(seed)
     scores, lengths = np.zeros(0), np.zeros(0, dtype=np.int64)
@@ -647,6 +669,7 @@ def evaluate(
             stop.check()
             action = agent.act(torch.as_tensor(obs, device=device), greedy)
             obs, reward, termination, truncation, _ = envs.step(action.cpu().numpy())
+            check_finite(f"at step {length.max() + 1:,} of an evaluation", reward=reward, observation=obs)
             score[running] += reward[running]
             length[running] += 1
             running &= ~(termination | truncation)
@@ -737,14 +760,20 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
 
         agent = make_agent(args, envs, device)
         optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+        modules = {"agent": agent, "optimizer": optimizer}
         counters = {"iteration": 0, "global_step": 0, "updates": 0, "episodes": 0, "best_eval": None, "evaluated": 0}
         if checkpoint:
             if checkpoint["args"]["num_envs"] * checkpoint["args"]["num_steps"] != args.batch_size:
                 raise UsageError("--num-envs times --num-steps, the batch size, must stay what it was in a resumed run")
-            restore(checkpoint, args.resume, counters, agent=agent, optimizer=optimizer)
+            restore(checkpoint, args.resume, counters, **modules)
         if counters["iteration"] >= args.num_iterations:
             print(f"this run is finished, at step {counters['global_step']:,}; a larger --total-timesteps goes on")
-            return agent, final_evaluation(agent, args, run_folder_of(args.resume), device, stop)[0]
+            folder = run_folder_of(args.resume)
+            scores, _ = final_evaluation(agent, args, folder, device, stop)
+            if not (folder / "best.pt").exists():
+                # The run was interrupted in its only evaluation.
+                save_checkpoint(folder / "best.pt", args, counters, modules)
+            return agent, scores
 
         rollout = Rollout.empty(args.num_steps, args.num_envs, obs_shape, device)
         # From pinned memory the copy to a GPU runs beside the CPU.
@@ -752,7 +781,7 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
         # On a GPU this mode replays CUDA graphs, which spares the launch of each kernel.
         mode = "reduce-overhead" if device.type == "cuda" else "default"
         forward = torch.compile(agent, mode=mode) if args.compile else agent
-        run = cleanup.enter_context(Run(args, stop, counters, {"agent": agent, "optimizer": optimizer}))
+        run = cleanup.enter_context(Run(args, stop, counters, modules))
         run.announce(device, describe_envs(args), storage_bytes, args.num_iterations * args.batch_size)
         if crossed(args.eval_every, counters["evaluated"], counters["global_step"]):
             # The run was interrupted in this evaluation.
@@ -1322,7 +1351,7 @@ def main() -> None:
             evaluate_checkpoint(args)
         else:
             train(args)
-    except (UsageError, gym.error.Error) as error:
+    except (UsageError, gym.error.Error, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except (FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:

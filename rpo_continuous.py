@@ -149,7 +149,7 @@ class Args:
     rpo_alpha_final: float | None = None
     """let rpo_alpha change linearly over the run, to this at its end"""
     rpo_perturb_acting: bool = False
-    """move the means of the acting policy too, by noise of its own"""
+    """move the means of the acting policy too, by noise of its own; the KL estimates then come out too large"""
     action_distribution: Literal["normal", "laplace", "gumbel"] = "normal"
     """distribution of the samples; its scale is the deviation for normal, b for laplace, beta for gumbel"""
 
@@ -170,7 +170,8 @@ class Args:
 
     def __post_init__(self) -> None:
         check_range(self, "num_envs num_steps num_minibatches update_epochs eval_episodes", least=1)
-        check_range(self, "threads checkpoint_every eval_every ent_coef vf_coef rpo_alpha rpo_alpha_final", least=0)
+        check_range(self, "threads checkpoint_every eval_every ent_coef vf_coef", least=0)
+        check_range(self, "rpo_alpha rpo_alpha_final", least=0, most=1000)
         check_range(self, "gamma gae_lambda", least=0, most=1)
         check_range(self, "learning_rate clip_coef max_grad_norm target_kl", above=0)
         # Evaluations seed their episodes further up, and ale-py takes 31 bits.
@@ -196,13 +197,13 @@ def find_spec(env_id: str) -> EnvSpec:
         UsageError: there is no such module or id; the message names the nearest ids.
     """
     gym.register_envs(ale_py)
-    module, _, name = env_id.rpartition(":")
-    if module:
+    module, colon, name = env_id.rpartition(":")
+    if colon:
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
             raise UsageError(f"--env-id {env_id}: there is no module {error.name!r} on the import path") from error
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise UsageError(f"--env-id {env_id}: there is no module {module!r}, names are absolute") from error
     if name in gym.registry:
         return gym.registry[name]
@@ -228,8 +229,11 @@ def check_spaces(env: gym.Env, args: Args) -> None:
     if not (isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1):
         hint = "; gymnasium.wrappers.FlattenObservation makes one vector of it"
         raise UsageError(f"--env-id {args.env_id}: this script wants vectors, not {found_obs}{hint}")
-    if args.action_bounds == "tanh" and not action_space.is_bounded():
-        raise UsageError(f"--action-bounds tanh: {args.env_id} has unbounded actions, {found_actions}; use clip")
+    if args.action_bounds == "tanh":
+        widths = action_space.high.astype(np.float64) - action_space.low.astype(np.float64)
+        if not ((widths > 0) & (widths < np.finfo(np.float32).max)).all():
+            rule = f"{args.env_id} has actions without two different bounds, {found_actions}; use clip"
+            raise UsageError(f"--action-bounds tanh: {rule}")
 
 
 def in_child_process(training_pid: int) -> None:
@@ -249,11 +253,18 @@ def make_env(args: Args, training: bool, render_mode: str | None = None) -> Call
         drawing = {"render_mode": render_mode} if render_mode else {}
         env = gym.make(args.env_id, **drawing)
         check_spaces(env, args)
-        env = gym.wrappers.RecordEpisodeStatistics(env)
+        # For environments that draw actions of their own.
+        env.action_space.seed(args.seed)
+        env = gym.wrappers.RecordEpisodeStatistics(env, stats_key="whole_episode")
         space = env.action_space
-        if len(space.shape) != 1:
-            flat = gym.spaces.Box(space.low.flatten(), space.high.flatten(), dtype=space.dtype)
-            env = gym.wrappers.TransformAction(env, lambda action: action.reshape(space.shape), flat)
+        if len(space.shape) != 1 or space.dtype != np.float32:
+            flat = gym.spaces.Box(*(bound.flatten().astype(np.float32) for bound in (space.low, space.high)))
+
+            def shaped(action: np.ndarray) -> np.ndarray:
+                # A bound that float32 rounds outwards would lead out of the space.
+                return np.clip(action.reshape(space.shape).astype(space.dtype), space.low, space.high)
+
+            env = gym.wrappers.TransformAction(env, shaped, flat)
         return env
 
     return thunk
@@ -271,12 +282,19 @@ def check_drawing(args: Args) -> None:
     """Raises a UsageError, before hours of training, if --capture-video is wanted and the environment cannot draw."""
     if not args.capture_video:
         return
+    find_spec(args.env_id)
     try:
         with warnings.catch_warnings(action="ignore"):
             env = make_env(args, training=False, render_mode="rgb_array")()
     except TypeError as error:
+        if "render_mode" not in str(error):
+            raise
         raise UsageError(f"--capture-video: {args.env_id} takes no render_mode, so it cannot draw") from error
     modes = env.metadata.get("render_modes", [])
+    if "rgb_array" in modes:
+        # What draws may be a package that is missing.
+        env.reset(seed=args.seed)
+        env.render()
     env.close()
     if "rgb_array" not in modes:
         raise UsageError(f"--capture-video: {args.env_id} cannot draw: its render modes are {modes}, not 'rgb_array'")
@@ -303,17 +321,18 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict[str, Any])
 def finished_episodes(infos: dict[str, Any]) -> list[tuple[float, int]]:
     """Returns (score, length) of each whole episode that ended in this step; a lost life alone is none."""
     final_info = infos.get("final_info", {})
-    ended = np.flatnonzero(final_info.get("_episode", []))
-    return [(float(final_info["episode"]["r"][i]), int(final_info["episode"]["l"][i])) for i in ended]
+    ended = np.flatnonzero(final_info.get("_whole_episode", []))
+    episode = final_info.get("whole_episode", {})
+    return [(float(episode["r"][i]), int(episode["l"][i])) for i in ended]
 
 
-def check_finite(global_step: int, **arrays: np.ndarray) -> None:
-    """Raises a FloatingPointError that names step, environment and entry if a number (N, ...) is nan or infinite."""
+def check_finite(where: str, **arrays: np.ndarray) -> None:
+    """Raises a FloatingPointError that names environment and entry if a number (N, ...) is nan or infinite."""
     for name, array in arrays.items():
-        if not np.isfinite(array).all():
+        if array.dtype != np.uint8 and not np.isfinite(array).all():
             i, *entry = (int(index) for index in np.argwhere(~np.isfinite(array))[0])
             value = array[(i, *entry)]
-            raise FloatingPointError(f"environment {i} gave {name}{entry or ''} = {value} at step {global_step:,}")
+            raise FloatingPointError(f"environment {i} gave {name}{entry or ''} = {value} {where}")
 
 
 # ----- Networks -----
@@ -401,8 +420,8 @@ class Agent(nn.Module):
         self.distribution = DISTRIBUTIONS[distribution]
         self.state_dependent_std, self.tanh, self.norm_obs = state_dependent_std, tanh, norm_obs
         self.obs_statistics = RunningMeanStd((obs_dim,))
-        self.register_buffer("low", torch.as_tensor(low, dtype=torch.float32))
-        self.register_buffer("high", torch.as_tensor(high, dtype=torch.float32))
+        self.register_buffer("low", torch.as_tensor(low, dtype=torch.float32), persistent=False)
+        self.register_buffer("high", torch.as_tensor(high, dtype=torch.float32), persistent=False)
         actor, critic, size = [], [], obs_dim
         for hidden_size in hidden_sizes:
             actor += [layer_init(nn.Linear(size, hidden_size)), nn.Tanh()]
@@ -619,6 +638,9 @@ def evaluate(
         greedy: take the most probable or the mean action; else sample.
         device: where the agent is.
         stop: raises where the user interrupts.
+
+    Raises:
+        FloatingPointError: a number of an environment is not finite.
     """
     torch.manual_seed(seed)
     scores, lengths = np.zeros(0), np.zeros(0, dtype=np.int64)
@@ -632,6 +654,7 @@ def evaluate(
             stop.check()
             action = agent.act(torch.as_tensor(obs, device=device), greedy)
             obs, reward, termination, truncation, _ = envs.step(action.cpu().numpy())
+            check_finite(f"at step {length.max() + 1:,} of an evaluation", reward=reward, observation=obs)
             score[running] += reward[running]
             length[running] += 1
             running &= ~(termination | truncation)
@@ -719,6 +742,8 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
         obs_dim, action_dim = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]
         # float32; a row is two observations, the action, and 4 numbers of the transition.
         storage_bytes = 4 * args.batch_size * (2 * obs_dim + action_dim + 4)
+        # It lies on the CPU, and its copy for an update on the device.
+        check_memory(storage_bytes, torch.device("cpu"))
         check_memory(storage_bytes, device)
 
         agent = make_agent(args, envs, device)
@@ -733,7 +758,12 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
             restore(checkpoint, args.resume, counters, **modules)
         if counters["iteration"] >= args.num_iterations:
             print(f"this run is finished, at step {counters['global_step']:,}; a larger --total-timesteps goes on")
-            return agent, final_evaluation(agent, args, run_folder_of(args.resume), device, stop)[0]
+            folder = run_folder_of(args.resume)
+            scores, _ = final_evaluation(agent, args, folder, device, stop)
+            if not (folder / "best.pt").exists():
+                # The run was interrupted in its only evaluation.
+                save_checkpoint(folder / "best.pt", args, counters, modules)
+            return agent, scores
 
         rollout = VectorRollout.empty(args.num_steps, args.num_envs, obs_dim, action_dim)
         run = cleanup.enter_context(Run(args, stop, counters, modules))
@@ -744,7 +774,7 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
         env_seed = reset_seed(args.seed, counters["global_step"])
         envs.action_space.seed(env_seed)
         obs, _ = envs.reset(seed=env_seed)
-        check_finite(counters["global_step"], observation=obs)
+        check_finite("at a reset", observation=obs)
 
         for iteration in range(counters["iteration"] + 1, args.num_iterations + 1):
             start_time, start_step = time.perf_counter(), counters["global_step"]
@@ -752,8 +782,9 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
             if args.anneal_lr:
                 learning_rate *= 1 - (iteration - 1) / args.num_iterations
             optimizer.param_groups[0]["lr"] = learning_rate
-            alpha_change = 0 if args.rpo_alpha_final is None else args.rpo_alpha_final - args.rpo_alpha
-            alpha = args.rpo_alpha + alpha_change * (iteration - 1) / max(args.num_iterations - 1, 1)
+            final_alpha = args.rpo_alpha if args.rpo_alpha_final is None else args.rpo_alpha_final
+            progress = (iteration - 1) / max(args.num_iterations - 1, 1)
+            alpha = (1 - progress) * args.rpo_alpha + progress * final_alpha
             episodes: list[tuple[int, float, int]] = []
 
             # Collect T steps from each of the N environments.
@@ -772,7 +803,7 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
                 done = termination | truncation
                 next_obs = true_next_obs(obs, done, infos)
                 global_step = start_step + (t + 1) * args.num_envs
-                check_finite(global_step, reward=reward, final_observation=next_obs, observation=obs)
+                check_finite(f"at step {global_step:,}", reward=reward, final_observation=next_obs, observation=obs)
                 rollout.next_obs[t] = torch.from_numpy(next_obs)
                 rollout.rewards[t] = torch.from_numpy(reward)
                 rollout.terminations[t] = torch.from_numpy(termination)
@@ -794,6 +825,7 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
                 x.flatten(0, 1).to(device) for x in stacked
             )
             # KL divergence and clip fraction are of the policies without noise, so that it does not end an update.
+            # Where acting had noise, samples lie further out than the policy's own, which makes the estimates larger.
             b_kl_logprobs = b_logprobs
             if args.rpo_perturb_acting:
                 with torch.no_grad():
@@ -1319,7 +1351,7 @@ def main() -> None:
             evaluate_checkpoint(args)
         else:
             train(args)
-    except (UsageError, gym.error.Error) as error:
+    except (UsageError, gym.error.Error, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except (FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:

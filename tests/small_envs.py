@@ -200,18 +200,33 @@ class Line(gym.Env):
         high: likewise.
         shape: of the actions.
         dtype: of the observations.
+        action_dtype: of the actions.
         nan: "obs", "final", "reset" or "reward": what holds nan, from the 50th step of this environment on.
+        draws: the reward is drawn from the environment's own action space.
+        drawable: else a package that draws is missing.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
 
     def __init__(
-        self, length=3, end="trunc", low=(-1,), high=(1,), shape=None, dtype=np.float32, nan="", render_mode=None
+        self,
+        length=3,
+        end="trunc",
+        low=(-1,),
+        high=(1,),
+        shape=None,
+        dtype=np.float32,
+        action_dtype=np.float32,
+        nan="",
+        draws=False,
+        drawable=True,
+        render_mode=None,
     ):
-        self.length, self.end, self.nan, self.render_mode = length, end, nan, render_mode
+        self.length, self.end, self.nan, self.draws, self.drawable = length, end, nan, draws, drawable
+        self.render_mode = render_mode
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), dtype)
-        low, high = (np.array(bound, np.float32).reshape(shape or len(bound)) for bound in (low, high))
-        self.action_space = gym.spaces.Box(low, high)
+        low, high = (np.array(bound, action_dtype).reshape(shape or len(bound)) for bound in (low, high))
+        self.action_space = gym.spaces.Box(low, high, dtype=action_dtype)
         self.all_steps, self.seen = 0, []
 
     def _obs(self, spoilt):
@@ -236,10 +251,16 @@ class Line(gym.Env):
             signal.raise_signal(getattr(signal, signal_name))
         ended = self.step_count >= self.length
         reward = float("nan") if self.nan == "reward" and self.all_steps >= 50 else 1.0
+        if self.draws:
+            reward = float(self.action_space.sample().sum())
         obs = self._obs(self.nan == "obs" or (self.nan == "final" and ended))
-        return obs, reward, ended and self.end != "trunc", ended and self.end != "term", {}
+        # "episode" is a name that gymnasium's own statistics use.
+        info = {"episode": self.step_count}
+        return obs, reward, ended and self.end != "trunc", ended and self.end != "term", info
 
     def render(self):
+        if not self.drawable:
+            raise gym.error.DependencyNotInstalled("the package that draws is missing")
         return np.full((36, 36, 3), 40 * (self.step_count + 1) % 256, np.uint8)
 
 
@@ -252,6 +273,12 @@ for name, options in {
     "LineAsymmetric": {"low": (-0.3, 2.0), "high": (0.1, 5.0)},
     "LineMatrix": {"low": (-1, -1, -2, -2), "high": (1, 1, 2, 2), "shape": (2, 2)},
     "LineUnbounded": {"low": (-1, -np.inf), "high": (1, np.inf)},
+    "LineFloat64Actions": {"low": (-0.1,), "high": (0.1,), "action_dtype": np.float64},
+    "LineFloat16Actions": {"low": (-0.1,), "high": (0.1,), "action_dtype": np.float16},
+    "LineHalf": {"low": (-0.5,), "high": (0.5,)},
+    "LineFixed": {"low": (-1, 0.5), "high": (1, 0.5)},
+    "LineDraws": {"draws": True},
+    "LineUndrawable": {"drawable": False},
     "LineNanObs": {"nan": "obs"},
     "LineNanFinal": {"nan": "final"},
     "LineNanReset": {"nan": "reset"},

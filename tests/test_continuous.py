@@ -239,11 +239,32 @@ def test_the_environment_gets_bounded_actions_and_the_storage_keeps_samples(
 
 @both
 @pytest.mark.parametrize(
-    "env_id", ["small_envs:LineMatrix-v0", "small_envs:Line3Float64-v0", "small_envs:LineUnbounded-v0"]
+    "env_id",
+    [f"small_envs:Line{x}-v0" for x in ("Matrix", "3Float64", "Unbounded", "Float64Actions", "Float16Actions")],
 )
 def test_boxes_of_other_shapes_and_types_train(script, tmp_path, env_id):
     _, scores = script.train(tiny(script, tmp_path, env_id=env_id))
     assert scores == [3, 3]
+
+
+@both
+@pytest.mark.parametrize("action_bounds", ["clip", "tanh"])
+def test_bounds_are_those_of_the_environment_at_hand(script, tmp_path, monkeypatch, capsys, action_bounds):
+    """The environment itself asserts that no action is beyond 0.5, where the run's own had bounds of 1."""
+    script.train(tiny(script, tmp_path, total_timesteps=64, action_bounds=action_bounds))
+    folder = str(only_run(tmp_path))
+    for flags in (["--evaluate", folder, "--no-eval-greedy"], ["--resume", folder, "--total-timesteps=128"]):
+        monkeypatch.setattr(sys, "argv", ["script", *flags, "--env-id=small_envs:LineHalf-v0", "--no-cuda"])
+        script.main()
+    assert "mean=3 " in capsys.readouterr().out.splitlines()[-3]
+
+
+@both
+def test_environments_that_draw_actions_of_their_own_are_seeded(script, tmp_path):
+    runs = [script.train(tiny(script, tmp_path, env_id="small_envs:LineDraws-v0")) for _ in range(2)]
+    assert_same_weights(runs[0][0], runs[1][0])
+    assert runs[0][1] == runs[1][1]
+    assert len(set(runs[0][1])) > 0
 
 
 @both
@@ -537,6 +558,7 @@ def test_an_agent_file_is_evaluated_as_its_run(script, tmp_path, monkeypatch, ca
 
 
 # ----- Wrong input -----
+@pytest.mark.filterwarnings("ignore:.*The environment Ant-v3 is out of date:DeprecationWarning")
 @both
 @pytest.mark.parametrize(
     ("flags", "parts"),
@@ -545,7 +567,12 @@ def test_an_agent_file_is_evaluated_as_its_run(script, tmp_path, monkeypatch, ca
         (["--env-id", "PongNoFrameskip-v4"], ["wants a Box of real actions, not Discrete(6)", "ppo_atari.py"]),
         (["--env-id", "CarRacing-v3"], ["wants vectors, not Box(0, 255, (96, 96, 3), uint8)", "FlattenObservation"]),
         (["--env-id", "Pendulum"], ["there is no environment of this id; the nearest: Pendulum-v1"]),
-        (["--env-id=small_envs:LineUnbounded-v0", "--action-bounds=tanh"], ["--action-bounds tanh", "unbounded"]),
+        (["--env-id=small_envs:LineUnbounded-v0", "--action-bounds=tanh"], ["--action-bounds tanh", "use clip"]),
+        (["--env-id=small_envs:LineFixed-v0", "--action-bounds=tanh"], ["without two different bounds", "use clip"]),
+        (["--env-id=small_envs:LineUndrawable-v0", "--capture-video"], ["error: the package that draws is missing"]),
+        (["--env-id=Pendulun-v1", "--capture-video"], ["there is no environment of this id; the nearest: Pendulum-v1"]),
+        (["--env-id", ":Pendulum-v1"], ["--env-id :Pendulum-v1: there is no module ''"]),
+        (["--env-id", "Ant-v3"], ["error: ", "gymnasium-robotics"]),
         (["--hidden-sizes", "64", "0"], ["--hidden-sizes 64 0 must be 1 or more each"]),
         (["--num-minibatches", "3"], ["--num-minibatches 3 must divide num_envs * num_steps = 2048"]),
         (["--total-timesteps", "100"], ["--total-timesteps 100 must be at least num_envs * num_steps = 2048"]),
@@ -583,6 +610,31 @@ def test_a_number_that_is_none_is_told_with_its_place(script, tmp_path, monkeypa
     status, text = failed(script, monkeypatch, capsys, *args, *flags, f"--vector={vector}")
     assert (status, text) == (1, f"error: {message}\n")
     assert load(only_run(tmp_path) / "latest.pt")["counters"]["global_step"] == 64
+
+
+@both
+def test_a_number_that_is_none_in_an_evaluation_ends_the_run(script, tmp_path, monkeypatch, capsys):
+    """Of 60 evaluation episodes each of 2 environments has 30, of 3 steps; the 50th step is the 2nd of one."""
+    args = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items() if not isinstance(value, bool)]
+    flags = ["--env-id=small_envs:LineNanReward-v0", f"--run-dir={tmp_path}", "--eval-episodes=60", "--eval-every=64"]
+    status, text = failed(script, monkeypatch, capsys, *args, *flags, "--total-timesteps=64", "--no-cuda")
+    assert (status, text) == (1, "error: environment 0 gave reward = nan at step 2 of an evaluation\n")
+    assert not (only_run(tmp_path) / "best.pt").exists()
+
+
+@both
+def test_a_run_that_was_interrupted_in_its_only_evaluation_gets_its_best_checkpoint(script, tmp_path, monkeypatch):
+    # In 64 steps of 2 environments none of them comes to 40; in 60 evaluation episodes of 3 steps both do.
+    monkeypatch.setenv("SIGNAL_AT", "40:SIGTERM")
+    with pytest.raises(script.Interrupted):
+        script.train(tiny(script, tmp_path, total_timesteps=64, eval_episodes=60))
+    folder = only_run(tmp_path)
+    assert sorted(path.name for path in folder.glob("*.pt")) == ["latest.pt"]
+    monkeypatch.setattr(sys, "argv", ["script", "--resume", str(folder), "--no-cuda"])
+    script.main()
+    best, latest = (load(folder / f"{name}.pt") for name in ("best", "latest"))
+    assert best["counters"] == latest["counters"]
+    assert torch.equal(best["agent"]["log_std"], latest["agent"]["log_std"])
 
 
 # ----- RPO -----
@@ -684,6 +736,14 @@ def test_alpha_goes_linearly_to_its_final_value(tmp_path, monkeypatch, final, al
     calls = recorded(monkeypatch, rpo_continuous, "perturb")
     rpo_continuous.train(tiny(rpo_continuous, tmp_path, total_timesteps=192, rpo_alpha=0.4, rpo_alpha_final=final))
     assert [args[1] for args, _ in calls] == pytest.approx([alpha for alpha in alphas for _ in range(4)])
+
+
+def test_alpha_never_goes_below_0(tmp_path, monkeypatch):
+    """In floating point 0.1 + (0 - 0.1) * 3 / 3 is less than 0."""
+    calls = recorded(monkeypatch, rpo_continuous, "perturb")
+    rpo_continuous.train(tiny(rpo_continuous, tmp_path, total_timesteps=256, rpo_alpha=0.1, rpo_alpha_final=0.0))
+    assert [args[1] for args, _ in calls[::4]] == pytest.approx([0.1, 0.2 / 3, 0.1 / 3, 0.0])
+    assert calls[-1][0][1] == 0
 
 
 @pytest.mark.parametrize("name", ["normal", "laplace", "gumbel"])

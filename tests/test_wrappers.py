@@ -546,8 +546,8 @@ def test_finished_episodes_of_some_environments_only():
     # As gymnasium reports two lost lives without statistics, one end of a game with, and no end.
     final_info = {
         "lives": np.array([2, 0, 1, 0]),
-        "episode": {"r": np.array([0.0, 7.5, 0.0, 0.0]), "l": np.array([0, 12, 0, 0])},
-        "_episode": np.array([False, True, False, False]),
+        "whole_episode": {"r": np.array([0.0, 7.5, 0.0, 0.0]), "l": np.array([0, 12, 0, 0])},
+        "_whole_episode": np.array([False, True, False, False]),
     }
     assert ppo_atari.finished_episodes({"final_info": final_info}) == [(7.5, 12)]
     assert ppo_atari.finished_episodes({"final_info": {"lives": np.array([2, 0])}}) == []
