@@ -116,7 +116,7 @@ class Args:
     """step size of Adam"""
     anneal_lr: bool = True
     """let the learning rate fall linearly to 0 over the run"""
-    gamma: float = 0.9
+    gamma: float = 0.95
     """discount of a reward one step later"""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """units of each hidden layer, in the actor and in the critic"""

@@ -809,8 +809,8 @@ def value_ratio(script, tmp_path, **changes):
     """Returns the critic's values of Pendulum's starts over the returns that the agent gets there without a limit."""
     args = tiny(
         script, tmp_path, env_id="small_envs:Pendulum20-v0", num_envs=16, num_steps=100, num_minibatches=16,
-        update_epochs=10, total_timesteps=48_000, norm_reward=False, vf_coef=0.5, learning_rate=1e-3, clip_vloss=False,
-        max_grad_norm=10.0, **changes,
+        update_epochs=10, total_timesteps=48_000, gamma=0.9, norm_reward=False, learning_rate=1e-3, clip_vloss=False,
+        vf_coef=0.5, max_grad_norm=10.0, **changes,
     )  # fmt: skip
     agent, _ = script.train(args)
     make = functools.partial(gym.make, "Pendulum-v1", max_episode_steps=10**6)
