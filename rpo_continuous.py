@@ -98,7 +98,7 @@ class Args:
     """any id that gymnasium.make takes, package.module:Id-v0 included"""
     vector: Literal["sync", "async"] = "sync"
     """how environments that gymnasium makes step: in this process, or in one process each"""
-    num_envs: int = 4
+    num_envs: int = 16
     """parallel environments, N"""
     action_bounds: Literal["clip", "tanh"] = "clip"
     """clip: the environment gets the sample clipped to its bounds; tanh: the sample squashed into them"""
@@ -107,7 +107,7 @@ class Args:
     norm_reward: bool = True
     """divide rewards by the running deviation of the discounted return"""
 
-    num_steps: int = 512
+    num_steps: int = 128
     """steps of each environment in one rollout, T"""
 
     total_timesteps: int = 200_000
