@@ -391,6 +391,17 @@ class RewardScaler(nn.Module):
         return (rewards / (self.statistics.var + 1e-8).sqrt()).clamp(-10, 10).float()
 
 
+class TanhMLP(nn.Sequential):
+    """Linear layers with tanh between them, in place: an update of small networks costs calls and memory, not sums."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Returns the output of the last layer, which has no tanh."""
+        *inner, last = self
+        for layer in inner:
+            hidden = layer(hidden).tanh_()
+        return last(hidden)
+
+
 class Agent(nn.Module):
     """Actor and critic in separate networks of tanh layers, with the statistics of the observations.
 
@@ -424,12 +435,12 @@ class Agent(nn.Module):
         self.register_buffer("high", torch.as_tensor(high, dtype=torch.float32), persistent=False)
         actor, critic, size = [], [], obs_dim
         for hidden_size in hidden_sizes:
-            actor += [layer_init(nn.Linear(size, hidden_size)), nn.Tanh()]
-            critic += [layer_init(nn.Linear(size, hidden_size)), nn.Tanh()]
+            actor.append(layer_init(nn.Linear(size, hidden_size)))
+            critic.append(layer_init(nn.Linear(size, hidden_size)))
             size = hidden_size
         # A small gain starts the means near 0, whatever the observation.
-        self.actor = nn.Sequential(*actor, layer_init(nn.Linear(size, len(low) * (1 + state_dependent_std)), std=0.01))
-        self.critic = nn.Sequential(*critic, layer_init(nn.Linear(size, 1), std=1))
+        self.actor = TanhMLP(*actor, layer_init(nn.Linear(size, len(low) * (1 + state_dependent_std)), std=0.01))
+        self.critic = TanhMLP(*critic, layer_init(nn.Linear(size, 1), std=1))
         if not state_dependent_std:
             self.log_std = nn.Parameter(torch.zeros(len(low)))
 
@@ -840,10 +851,9 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
                 pg_loss = policy_loss(new_logprobs, mb_logprobs, mb_advantages, args.clip_coef)
                 v_clip = args.clip_coef if args.clip_vloss else None
                 v_loss = value_loss(new_values, b_values[mb_inds], b_returns[mb_inds], v_clip)
-                entropy = agent.entropy(policy).mean()
-                loss = pg_loss + args.vf_coef * v_loss
-                if args.ent_coef > 0:
-                    loss = loss - args.ent_coef * entropy
+                with torch.set_grad_enabled(args.ent_coef > 0):
+                    entropy = agent.entropy(policy).mean()
+                loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
 
                 optimizer.zero_grad()
                 loss.backward()

@@ -276,7 +276,7 @@ def test_a_deviation_that_depends_on_the_state(script):
     obs = torch.tensor([[0.0, 0.0], [2.0, -1.0]])
     policy = agent.policy(obs)
     assert policy.mean.flatten().tolist() == [0.25, 0.25]
-    hidden = agent.actor[:-1](obs).sum(-1)
+    hidden = agent.actor[:-1](obs).tanh().sum(-1)
     torch.testing.assert_close(policy.scale.flatten(), (hidden + 0.5).exp())
     # exp(2) = 7.389 at most, exp(-5) = 0.0067 at least.
     agent.actor[-1].bias.data[1] = 100
