@@ -111,7 +111,7 @@ class Args:
 
     total_timesteps: int = 200_000
     """environment steps of the whole run, over all environments"""
-    learning_rate: float = 1e-3
+    learning_rate: float = 5e-4
     """step size of Adam"""
     anneal_lr: bool = True
     """let the learning rate fall linearly to 0 over the run"""
