@@ -846,11 +846,12 @@ def test_the_value_of_pendulum_is_wrong_where_time_limits_are_ends(tmp_path, mon
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_pendulum_is_learned(script, tmp_path, seed):
     """Random actions score about -1200, an agent that keeps the pendulum up about -150."""
-    args = script.Args(
-        seed=seed, total_timesteps=61_440, run_dir=str(tmp_path), eval_episodes=50, eval_every=0, threads=1, cuda=False
-    )
+    args = tiny(
+        script, tmp_path, env_id="Pendulum-v1", seed=seed, num_envs=16, num_steps=128, num_minibatches=32,
+        update_epochs=10, learning_rate=1e-3, total_timesteps=61_440, eval_episodes=50,
+    )  # fmt: skip
     _, scores = script.train(args)
-    assert np.mean(scores) > -300
+    assert np.mean(scores) > -400
 
 
 @both
