@@ -152,7 +152,7 @@ def test_values_on_the_border_are_allowed(bound):
     ("", ["there is no environment of this id"]),
     ("nomodule:X-v0", ["there is no module 'nomodule' on the import path"]),
     ("small_envs.nothing:X-v0", ["there is no module 'small_envs.nothing' on the import path"]),
-    (":X-v0", ["there is no environment of this id"]),
+    (":X-v0", ["there is no module ''"]),
     (".small_envs:X-v0", ["there is no module"]),
     ("Pong-v4", ["skips a random number of frames", "use PongNoFrameskip-v4 or ALE/Pong-v5"]),
     ("Pong-v0", ["skips a random number of frames", "use PongNoFrameskip-v4 or ALE/Pong-v5"]),

@@ -114,7 +114,8 @@ def test_help_explains_every_argument(help_text, script):
         assert len(explanation[1]) > 10, field.name
         # The flag comes first, then what it takes, then the explanation, then the default.
         negation = f", --no-{flag[2:]}" if field.type in (bool, "bool") else " "
-        default = re.escape(f"(default: {field.default}")
+        shown = " ".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
+        default = re.escape(f"(default: {shown}")
         pattern = f"{re.escape(flag + negation)}.*? ?{re.escape(words(explanation[1]))} {default}"
         assert re.search(pattern, text), f"{flag} is not explained as {explanation[1]!r}"
     # Nothing but the fields: derived sizes are no flags.
