@@ -464,6 +464,7 @@ def finished_episodes(infos: dict[str, Any]) -> list[tuple[float, int]]:
 def check_finite(where: str, **arrays: np.ndarray) -> None:
     """Raises a FloatingPointError that names environment and entry if a number (N, ...) is nan or infinite."""
     for name, array in arrays.items():
+        # Images are always finite, and large.
         if array.dtype != np.uint8 and not np.isfinite(array).all():
             i, *entry = (int(index) for index in np.argwhere(~np.isfinite(array))[0])
             value = array[(i, *entry)]

@@ -329,6 +329,7 @@ def finished_episodes(infos: dict[str, Any]) -> list[tuple[float, int]]:
 def check_finite(where: str, **arrays: np.ndarray) -> None:
     """Raises a FloatingPointError that names environment and entry if a number (N, ...) is nan or infinite."""
     for name, array in arrays.items():
+        # Images are always finite, and large.
         if array.dtype != np.uint8 and not np.isfinite(array).all():
             i, *entry = (int(index) for index in np.argwhere(~np.isfinite(array))[0])
             value = array[(i, *entry)]
@@ -392,7 +393,7 @@ class RewardScaler(nn.Module):
 
 
 class TanhMLP(nn.Sequential):
-    """Linear layers with tanh between them, in place: an update of small networks costs calls and memory, not sums."""
+    """Linear layers with tanh between them, in place: calls and allocations bound small networks, not arithmetic."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Returns the output of the last layer, which has no tanh."""
@@ -460,13 +461,13 @@ class Agent(nn.Module):
         """Returns the distribution of samples (M, A), which become actions by `bounded`."""
         return self.distribution_of(self.actor(self.normalise(obs)))
 
-    def distribution_of(self, mean: Tensor) -> Distribution:
-        """Returns the policy for the actor's output."""
+    def distribution_of(self, output: Tensor) -> Distribution:
+        """Returns the policy for the actor's output, (M, A) or with a state-dependent deviation (M, 2 A)."""
         if self.state_dependent_std:
             # The limits keep an exponential of an untrained output harmless.
-            mean, log_std = mean.chunk(2, dim=-1)
+            mean, log_std = output.chunk(2, dim=-1)
             return self.distribution(mean, log_std.clamp(-5, 2).exp(), validate_args=False)
-        return self.distribution(mean, self.log_std.exp(), validate_args=False)
+        return self.distribution(output, self.log_std.exp(), validate_args=False)
 
     def value(self, obs: Tensor) -> Tensor:
         """Returns the values (M,) of observations (M, O)."""
@@ -814,7 +815,7 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
                 done = termination | truncation
                 next_obs = true_next_obs(obs, done, infos)
                 global_step = start_step + (t + 1) * args.num_envs
-                check_finite(f"at step {global_step:,}", reward=reward, final_observation=next_obs, observation=obs)
+                check_finite(f"at step {global_step:,}", reward=reward, observation=obs, final_observation=next_obs)
                 rollout.next_obs[t] = torch.from_numpy(next_obs)
                 rollout.rewards[t] = torch.from_numpy(reward)
                 rollout.terminations[t] = torch.from_numpy(termination)
@@ -858,7 +859,8 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
                 optimizer.zero_grad()
                 loss.backward()
                 grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
-                new_logprobs, mb_logprobs = agent.logprob(policy, b_actions[mb_inds]), b_kl_logprobs[mb_inds]
+                with torch.no_grad():
+                    new_logprobs, mb_logprobs = agent.logprob(policy, b_actions[mb_inds]), b_kl_logprobs[mb_inds]
                 losses.append(torch.stack([v_loss, pg_loss, entropy, grad_norm]).detach())
                 logprob_pairs.append((new_logprobs.detach(), mb_logprobs))
                 if args.target_kl is not None:

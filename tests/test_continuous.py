@@ -596,7 +596,7 @@ def test_what_a_wrong_use_gets(script, tmp_path, monkeypatch, capsys, flags, par
     ("what", "vector", "message"),
     [
         # The 50th step of each environment is the 100th of both together; the entry with index 1 is nan.
-        ("Obs", "sync", "environment 0 gave final_observation[1] = nan at step 100"),
+        ("Obs", "sync", "environment 0 gave observation[1] = nan at step 100"),
         ("Reward", "sync", "environment 0 gave reward = nan at step 100"),
         # Episodes end at the 51st step, the 102nd of both together, and the next one starts in that step.
         ("Final", "sync", "environment 0 gave final_observation[1] = nan at step 102"),
