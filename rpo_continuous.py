@@ -1180,8 +1180,11 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 
 def reset_seed(seed: int, global_step: int) -> int:
-    """Returns the seed of the environments: the run's own, after a resume one drawn from it and the global step."""
-    return int(np.random.SeedSequence([seed, global_step]).generate_state(1)[0] % 2**30) if global_step else seed
+    """Returns the seed of the environments, drawn from the run's and the step at which it starts or goes on.
+
+    Environment i gets this seed + i. Were it the run's own, runs of neighbouring seeds would share most starts.
+    """
+    return int(np.random.SeedSequence([seed, global_step]).generate_state(1)[0] % 2**30)
 
 
 def crossed(every: int, before: int, after: int) -> bool:

@@ -312,3 +312,11 @@ def test_the_first_minibatch_of_an_update_meets_the_policy_that_acted(breakout):
         assert abs(old_approx_kl.item()) < 1e-6
         assert abs(approx_kl.item()) < 1e-6
         assert clip_frac.item() == 0
+
+
+@scripts_with("reset_seed")
+def test_runs_of_neighbouring_seeds_share_no_environment_seed(script):
+    """Environment i gets the seed of the first one + i; from 1 to 5 themselves, 15 of 16 would be shared."""
+    seeds = [script.reset_seed(seed, 0) + i for seed in range(1, 6) for i in range(64)]
+    assert len(set(seeds)) == 5 * 64
+    assert script.reset_seed(1, 0) == script.reset_seed(1, 0) != script.reset_seed(1, 4096)
