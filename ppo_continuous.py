@@ -612,7 +612,7 @@ EVAL_MAX_STEPS = 27_000
 
 @torch.no_grad()
 def evaluate(
-    agent: Agent, envs: VectorEnv, episodes: int, seed: int, greedy: bool, device: torch.device, stop: "StopSignal"
+    agent: nn.Module, envs: VectorEnv, episodes: int, seed: int, greedy: bool, device: torch.device, stop: "StopSignal"
 ) -> tuple[list[float], list[int]]:
     """Returns the scores and lengths of whole episodes; episode i is seeded with seed + i.
 
@@ -654,7 +654,7 @@ def evaluate(
 
 @torch.no_grad()
 def record_videos(
-    agent: Agent, args: Args, episodes: int, seed: int, folder: Path, device: torch.device, stop: "StopSignal"
+    agent: nn.Module, args: Args, episodes: int, seed: int, folder: Path, device: torch.device, stop: "StopSignal"
 ) -> None:
     """Plays episodes in an environment of its own, which can draw, and writes one MP4 file each to the folder."""
     import imageio.v2 as imageio
@@ -681,7 +681,7 @@ def record_videos(
 
 
 def evaluate_now(
-    agent: Agent, args: Args, seed: int, device: torch.device, stop: "StopSignal"
+    agent: nn.Module, args: Args, seed: int, device: torch.device, stop: "StopSignal"
 ) -> tuple[list[float], list[int]]:
     """Returns scores and lengths of episodes in fresh environments; the training's random streams stay as they were."""
     states = random_states()
@@ -694,7 +694,7 @@ def evaluate_now(
 
 
 def final_evaluation(
-    agent: Agent, args: Args, folder: Path, device: torch.device, stop: "StopSignal"
+    agent: nn.Module, args: Args, folder: Path, device: torch.device, stop: "StopSignal"
 ) -> tuple[list[float], list[int]]:
     """Evaluates on episodes that had no part in choosing `best.pt`, and prints them; with videos where asked for."""
     scores, lengths = evaluate_now(agent, args, args.seed + 20_000, device, stop)
@@ -916,7 +916,7 @@ class Run:
     def __init__(self, args: Args, stop: StopSignal, counters: dict[str, Any], modules: dict[str, Any]) -> None:
         self.args, self.stop, self.counters, self.modules = args, stop, counters, modules
         self.folder = run_folder_of(args.resume) if args.resume else make_run_folder(args)
-        for stray in self.folder.glob("*.pt.tmp*"):
+        for stray in self.folder.glob("*.tmp*"):
             stray.unlink()
         write_args_json(self.folder, args, counters["global_step"])
         if args.track:
