@@ -19,6 +19,7 @@ ALLOWED = {
     "describe_envs": "Atari has facts to tell that an id does not",
     "make_agent": "hands the networks, which differ, their arguments",
     "make_envs": "Atari has two ways to make them",
+    "ReplayBuffer": "images are held as single frames, vectors whole",
 }
 
 
