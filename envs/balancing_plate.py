@@ -367,6 +367,8 @@ class Bullet:
             check_display()
         self.pybullet = pybullet
         self.id = pybullet.connect(pybullet.GUI if human else pybullet.DIRECT)
+        if human:
+            pybullet.configureDebugVisualizer(pybullet.COV_ENABLE_GUI, 0, physicsClientId=self.id)
         self.last_shown = 0.0
         # Closes the simulation of a forgotten environment too. It does not hang on the environment: EzPickle makes a
         # copy by taking over the attributes of a temporary one, whose end would close what the copy goes on with.

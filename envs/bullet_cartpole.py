@@ -118,7 +118,7 @@ class BulletCartPole(gym.Env[np.ndarray, np.int64], EzPickle):
     | `slider_motor`         | False     | True          | leave PyBullet's motor on the slider on             |
     | `reward_kind`          | "alive"   | "zero_at_end" | see Rewards                                         |
     | `render_mode`          | None      | None          | "rgb_array": `render` gives pictures; "human": a window |
-    | `width`, `height`      | 480, 320  | 480, 320      | of a picture or window, 16 to 4096                  |
+    | `width`, `height`      | 480, 320  | 480, 320      | of a picture, 16 to 4096                            |
 
     ## Version History
 
@@ -287,6 +287,8 @@ class Bullet:
             check_display()
         self.pybullet = pybullet
         self.id = pybullet.connect(pybullet.GUI if human else pybullet.DIRECT)
+        if human:
+            pybullet.configureDebugVisualizer(pybullet.COV_ENABLE_GUI, 0, physicsClientId=self.id)
         self.last_shown = 0.0
         # Closes the simulation of a forgotten environment too. It does not hang on the environment: EzPickle makes a
         # copy by taking over the attributes of a temporary one, whose end would close what the copy goes on with.
