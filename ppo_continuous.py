@@ -121,6 +121,8 @@ class Args:
     """units of each hidden layer, in the actor and in the critic"""
     state_dependent_std: bool = False
     """let the actor give the deviation for each observation; off: one learned deviation for each action dimension"""
+    log_std_init: float = 0.0
+    """log of the policy's deviation at the start; where the state decides it, the bias of the outputs that give it"""
 
     num_minibatches: int = 32
     """minibatches of one pass over the batch; B / num_minibatches samples each"""
@@ -163,6 +165,8 @@ class Args:
         check_range(self, "threads checkpoint_every eval_every ent_coef vf_coef", least=0)
         check_range(self, "gamma gae_lambda", least=0, most=1)
         check_range(self, "learning_rate clip_coef max_grad_norm target_kl", above=0)
+        # Of a deviation that depends on the state these are the limits.
+        check_range(self, "log_std_init", least=-5, most=2)
         # Evaluations seed their episodes further up, and ale-py takes 31 bits.
         check_range(self, "seed", least=0, most=2_000_000_000)
         if min(self.hidden_sizes, default=1) < 1:
@@ -435,6 +439,7 @@ class Agent(nn.Module):
         high: (A,) likewise.
         hidden_sizes: units of each hidden layer.
         state_dependent_std: the actor gives the deviation too; else it is a parameter.
+        log_std_init: log of the deviation at the start.
         tanh: squash samples into the bounds; else clip them.
         norm_obs: scale observations by their statistics.
     """
@@ -446,6 +451,7 @@ class Agent(nn.Module):
         high: np.ndarray,
         hidden_sizes: tuple[int, ...] = (64, 64),
         state_dependent_std: bool = False,
+        log_std_init: float = 0.0,
         tanh: bool = False,
         norm_obs: bool = True,
     ) -> None:
@@ -461,10 +467,11 @@ class Agent(nn.Module):
             size = hidden_size
         # A small gain starts the means near 0, whatever the observation.
         actor.append(layer_init(nn.Linear(size, len(low) * (1 + state_dependent_std)), std=0.01))
+        nn.init.constant_(actor[-1].bias[len(low) :], log_std_init)
         critic.append(layer_init(nn.Linear(size, 1), std=1))
         self.actor_and_critic = TanhMLP(*map(TwinLinear, actor, critic))
         if not state_dependent_std:
-            self.log_std = nn.Parameter(torch.zeros(len(low)))
+            self.log_std = nn.Parameter(torch.full((len(low),), log_std_init))
 
     def normalise(self, obs: Tensor) -> Tensor:
         """Returns observations (M, O) with mean 0 and deviation 1, kept within +-10."""
@@ -531,6 +538,7 @@ def make_agent(args: Args, envs: VectorEnv, device: torch.device) -> Agent:
         action_space.high,
         hidden_sizes=args.hidden_sizes,
         state_dependent_std=args.state_dependent_std,
+        log_std_init=args.log_std_init,
         tanh=args.action_bounds == "tanh",
         norm_obs=args.norm_obs,
     ).to(device)
