@@ -374,11 +374,11 @@ class RewardScaler(nn.Module):
 
     def forward(self, rewards: Tensor, dones: Tensor) -> Tensor:
         """Returns the rewards (T, N) scaled and kept within +-10; first their returns are counted."""
-        returns = torch.zeros_like(rewards)
-        for t in range(len(rewards)):
-            returns[t] = self.gamma * self.last_return + rewards[t]
-            self.last_return = returns[t] * (1 - dones[t])
-        self.statistics.update(returns.flatten())
+        returns = []
+        for reward, goes_on in zip(rewards, 1 - dones, strict=True):
+            returns.append(self.gamma * self.last_return + reward)
+            self.last_return = returns[-1] * goes_on
+        self.statistics.update(torch.cat(returns))
         return (rewards / (self.statistics.var + 1e-8).sqrt()).clamp(-10, 10).float()
 
 
@@ -420,6 +420,11 @@ class LeanNormal(Normal):
     def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = None) -> None:
         self.loc, self.scale = loc, scale
         Distribution.__init__(self, loc.shape, validate_args=validate_args)
+
+    def sample(self) -> Tensor:
+        """Returns one sample (M, A) without a gradient."""
+        with torch.no_grad():
+            return self.loc + self.scale * torch.randn_like(self.loc)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Returns the log-densities (M, A) of values (M, A)."""
@@ -832,7 +837,7 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
             for t in range(args.num_steps):
                 stop.check()
                 rollout.obs[t] = torch.from_numpy(obs)
-                with torch.no_grad():
+                with torch.inference_mode():
                     policy = agent.policy(rollout.obs[t].to(device))
                     sample = policy.sample()
                     rollout.actions[t] = sample
