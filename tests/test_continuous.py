@@ -204,7 +204,7 @@ def test_the_environment_gets_bounded_actions_and_the_storage_keeps_samples(
 
     def make_shifted(*args):
         agent = make_agent(*args)
-        agent.actor[-1].bias.data.fill_(5.0)
+        agent.actor_and_critic[-1].bias.data[0].fill_(5.0)
         return agent
 
     monkeypatch.setattr(script, "make_agent", make_shifted)
@@ -270,19 +270,37 @@ def test_environments_that_draw_actions_of_their_own_are_seeded(script, tmp_path
 @both
 def test_a_deviation_that_depends_on_the_state(script):
     agent = script.Agent(2, np.array([-1.0]), np.array([1.0]), state_dependent_std=True)
-    torch.nn.init.constant_(agent.actor[-1].weight, 0.0)
-    agent.actor[-1].weight.data[1] = 1.0
-    agent.actor[-1].bias.data[:] = torch.tensor([0.25, 0.5])
+    *inner, last = agent.actor_and_critic
+    # Weights are (2, in, out), biases (2, 1, out), the actor's come first.
+    weight, bias = last.weight.data[0], last.bias.data[0, 0]
+    weight[:] = torch.tensor([0.0, 1.0])
+    bias[:] = torch.tensor([0.25, 0.5])
     obs = torch.tensor([[0.0, 0.0], [2.0, -1.0]])
     policy = agent.policy(obs)
     assert policy.mean.flatten().tolist() == [0.25, 0.25]
-    hidden = agent.actor[:-1](obs).tanh().sum(-1)
-    torch.testing.assert_close(policy.scale.flatten(), (hidden + 0.5).clamp(-5, 2).exp())
+    hidden = obs
+    for layer in inner:
+        hidden = (hidden @ layer.weight[0] + layer.bias[0]).tanh()
+    torch.testing.assert_close(policy.scale.flatten(), (hidden.sum(-1) + 0.5).clamp(-5, 2).exp())
     # exp(2) = 7.389 at most, exp(-5) = 0.0067 at least.
-    agent.actor[-1].bias.data[1] = 100
+    bias[1] = 100
     assert agent.policy(obs).scale.flatten().tolist() == pytest.approx([math.exp(2)] * 2)
-    agent.actor[-1].bias.data[1] = -100
+    bias[1] = -100
     assert agent.policy(obs).scale.flatten().tolist() == pytest.approx([math.exp(-5)] * 2)
+
+
+@both
+@pytest.mark.parametrize("log_std", [-1.5, 0.0, 1.0])
+def test_the_deviation_at_the_start_is_that_of_the_flag(script, log_std):
+    envs = script.make_envs(script.Args(), 1, training=False)
+    obs = 10 * torch.randn(1000, 3, generator=torch.Generator().manual_seed(1))
+    for state_dependent_std, tolerance in ((False, 1e-6), (True, 0.1)):
+        args = script.Args(log_std_init=log_std, state_dependent_std=state_dependent_std)
+        policy = script.make_agent(args, envs, torch.device("cpu")).policy(obs)
+        # The gain of the outputs is 0.01, and 64 numbers within +-1 are at most 8 long: at most 0.08 beside the bias.
+        assert (policy.scale.log() - log_std).abs().max() < tolerance
+        assert policy.mean.abs().max() < 0.1
+    envs.close()
 
 
 @both
@@ -292,20 +310,174 @@ def test_a_deviation_that_depends_on_the_state(script):
 def test_other_policies_train(script, tmp_path, flags):
     agent, scores = script.train(tiny(script, tmp_path, **flags))
     assert scores == [3, 3]
-    sizes = [layer.out_features for layer in agent.critic if isinstance(layer, torch.nn.Linear)]
-    assert sizes == [*flags.get("hidden_sizes", (64, 64)), 1]
+    sizes = [layer.weight.shape[-1] for layer in agent.actor_and_critic]
+    assert sizes == [*flags.get("hidden_sizes", (64, 64)), 2 if "state_dependent_std" in flags else 1]
     assert ("log_std" in agent.state_dict()) != flags.get("state_dependent_std", False)
 
 
 @both
 def test_greedy_actions_are_means_and_sampled_ones_are_not(script):
     agent = squashing_agent(script, [-2.0], [2.0])
-    agent.actor[-1].bias.data.fill_(0.5)
-    torch.nn.init.zeros_(agent.actor[-1].weight)
+    agent.actor_and_critic[-1].bias.data[0].fill_(0.5)
+    agent.actor_and_critic[-1].weight.data[0].zero_()
     obs = torch.zeros(1000, 2)
     # By hand: 2 tanh(0.5) = 0.924234.
     assert agent.act(obs, greedy=True).flatten().tolist() == pytest.approx([0.924234] * 1000, abs=1e-5)
     assert agent.act(obs, greedy=False).std() > 0.5
+
+
+# ----- Networks and losses -----
+@both
+@pytest.mark.parametrize("state_dependent_std", [False, True])
+def test_the_batched_networks_are_two_separate_ones(script, state_dependent_std):
+    torch.manual_seed(1)
+    agent = script.Agent(5, -np.ones(3), np.ones(3), hidden_sizes=(16, 8), state_dependent_std=state_dependent_std)
+    for parameter in agent.actor_and_critic.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape)
+    obs = torch.randn(40, 5)
+    outputs = []
+    for i in range(2):
+        *inner, last = [(layer.weight[i].double(), layer.bias[i].double()) for layer in agent.actor_and_critic]
+        hidden = agent.normalise(obs).double()
+        for weight, bias in inner:
+            hidden = (hidden @ weight + bias).tanh()
+        outputs.append(hidden @ last[0] + last[1])
+    policy, values = agent(obs)
+    torch.testing.assert_close(policy.mean.double(), outputs[0][:, :3], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(values.double(), outputs[1][:, 0], rtol=1e-5, atol=1e-5)
+    assert torch.equal(agent.value(obs), values)
+    assert torch.equal(agent.policy(obs).mean, policy.mean)
+    # Each loss moves its own network, and of the critic's last layer the first output alone.
+    layers = list(agent.actor_and_critic)
+    for own, loss in ((0, policy.mean.sum() + policy.scale.sum()), (1, values.sum())):
+        gradients = torch.autograd.grad(loss, [layer.weight for layer in layers], retain_graph=True)
+        assert all(gradient[own].any() and not gradient[1 - own].any() for gradient in gradients)
+    assert gradients[-1][1, :, 0].all()
+    assert not gradients[-1][1, :, 1:].any()
+
+
+@both
+def test_both_networks_start_orthogonal(script):
+    agent = script.Agent(5, -np.ones(3), np.ones(3))
+    *inner, last = [layer.weight for layer in agent.actor_and_critic]
+    for weight in inner:
+        for network in weight.double():
+            rows = network if len(network) <= network.shape[1] else network.T
+            torch.testing.assert_close(rows @ rows.T, 2 * torch.eye(len(rows), dtype=torch.float64), rtol=0, atol=1e-5)
+    torch.testing.assert_close(last[0].T @ last[0], 1e-4 * torch.eye(3), rtol=0, atol=1e-8)
+    torch.testing.assert_close(last[1].norm(dim=0), torch.tensor([1.0, 0.0, 0.0]))
+    assert not any(layer.bias.any() for layer in agent.actor_and_critic)
+
+
+@both
+def test_the_lean_normal_distribution_is_torchs(script):
+    torch.manual_seed(1)
+    for scale in (torch.rand(3) + 0.1, torch.rand(50, 3) + 0.1):
+        loc, value = torch.randn(50, 3), torch.randn(50, 3)
+        lean, right = script.LeanNormal(loc, scale), Normal(loc, scale)
+        torch.testing.assert_close(lean.log_prob(value), right.log_prob(value), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(lean.entropy(), right.entropy())
+        assert torch.equal(lean.mean, right.mean)
+        states = torch.get_rng_state()
+        sample, rsample = lean.sample(), lean.rsample()
+        torch.set_rng_state(states)
+        assert torch.equal(sample, right.sample())
+        assert torch.equal(rsample, right.rsample())
+
+
+@both
+@pytest.mark.parametrize(
+    ("new_value", "old_value", "target", "clip_coef", "loss", "gradient"),
+    [
+        # Clipped to 0.2: max((1 - 2)^2, (0.2 - 2)^2) = max(1, 3.24). The clipped value wins and has no gradient.
+        (1.0, 0.0, 2.0, 0.2, 1.62, 0.0),
+        # Without clipping half of 1; the gradient is new - target.
+        (1.0, 0.0, 2.0, None, 0.5, -1.0),
+        # Moved past the target: max((1 - 0.5)^2, (0.2 - 0.5)^2) = max(0.25, 0.09). The unclipped value wins.
+        (1.0, 0.0, 0.5, 0.2, 0.125, 0.5),
+        # Downwards likewise: clipped to 2.8, max((1 - 2.5)^2, (2.8 - 2.5)^2) = 2.25.
+        (1.0, 3.0, 2.5, 0.2, 1.125, -1.5),
+        # Within the clip both are the same.
+        (0.1, 0.0, 2.0, 0.2, 1.805, -1.9),
+    ],
+)
+def test_critic_loss_of_one_sample(script, new_value, old_value, target, clip_coef, loss, gradient):
+    new_values, values, returns = (torch.tensor([x], dtype=torch.float64) for x in (new_value, old_value, target))
+    new_values.requires_grad_()
+    result = script.critic_loss(new_values, values, returns, clip_coef)
+    result.backward()
+    assert result.shape == ()
+    assert result.item() == pytest.approx(loss)
+    assert new_values.grad.item() == pytest.approx(gradient)
+
+
+@both
+@pytest.mark.parametrize("clip_coef", [None, 0.2])
+def test_critic_loss_and_its_gradient_are_those_of_the_definition(script, clip_coef):
+    generator = torch.Generator().manual_seed(1)
+    new_values, values, returns = torch.randn(3, 1000, generator=generator, dtype=torch.float64)
+    new_values.requires_grad_()
+    clipped = values + (new_values - values).clamp(-0.2, 0.2)
+    errors = (new_values - returns).square(), (clipped - returns).square()
+    right = 0.5 * (errors[0] if clip_coef is None else torch.max(*errors)).mean()
+    loss = script.critic_loss(new_values, values, returns, clip_coef)
+    torch.testing.assert_close(loss, right)
+    torch.testing.assert_close(*(torch.autograd.grad(x, new_values)[0] for x in (loss, right)))
+
+
+@both
+def test_each_pass_over_a_batch_visits_each_sample_once_and_in_another_order(script):
+    torch.manual_seed(0)
+    batch = [torch.arange(64), torch.arange(64).unsqueeze(-1) * 10.0]
+    pieces = list(script.minibatches(batch, 16, 3))
+    assert [x.shape for x, _ in pieces] == [(16,)] * 12
+    assert all(torch.equal(x * 10.0, y[:, 0]) for x, y in pieces)
+    passes = [torch.cat([x for x, _ in pieces[k : k + 4]]).tolist() for k in (0, 4, 8)]
+    for order in passes:
+        assert sorted(order) == list(range(64)) != order
+    assert passes[0] != passes[1] != passes[2] != passes[0]
+    # Samples are mixed, not whole minibatches: no two hold the same samples.
+    assert len({frozenset(x.tolist()) for x, _ in pieces}) == 12
+
+
+@both
+def test_the_optimizer_steps_the_networks_own_tensors(script, tmp_path, monkeypatch):
+    """Resumed or not: what an update leaves in the checkpoint's networks is what its one vector of parameters holds."""
+    vectors = []
+    adam = torch.optim.Adam
+
+    def noting(parameters, **kwargs):
+        vectors.extend(parameters)
+        return adam(parameters, **kwargs)
+
+    monkeypatch.setattr(torch.optim, "Adam", noting)
+    agents = [script.train(tiny(script, tmp_path))[0]]
+    agents.append(script.train(tiny(script, tmp_path, resume=str(only_run(tmp_path)), total_timesteps=192))[0])
+    assert len(vectors) == 2
+    for agent, vector in zip(agents, vectors, strict=True):
+        assert torch.equal(torch.nn.utils.parameters_to_vector(agent.parameters()), vector)
+    assert not torch.equal(*vectors)
+
+
+@both
+@pytest.mark.parametrize("max_grad_norm", [1e-3, 1e6])
+def test_gradients_are_clipped_to_their_common_length(script, tmp_path, monkeypatch, max_grad_norm):
+    lengths = []
+    step = torch.optim.Adam.step
+
+    def noting(self):
+        lengths.append(self.param_groups[0]["params"][0].grad.norm().item())
+        return step(self)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", noting)
+    script.train(tiny(script, tmp_path, max_grad_norm=max_grad_norm, total_timesteps=64))
+    ((_, logged),) = scalars(only_run(tmp_path))["losses/grad_norm"]
+    assert logged > 0.01
+    assert (
+        lengths == pytest.approx([1e-3] * 4, rel=1e-3)
+        if max_grad_norm < 1
+        else logged == pytest.approx(np.mean(lengths))
+    )
 
 
 # ----- Running statistics -----
@@ -421,9 +593,7 @@ def test_flags_switch_the_scaling_off(script, tmp_path, monkeypatch):
 )
 def test_the_advantages_of_an_episode_of_two_steps(script, tmp_path, monkeypatch, end, advantages):
     """FAULTS 01 and 05: value 10 everywhere, rewards 1, gamma 0.99, lambda 0.95."""
-    monkeypatch.setattr(
-        script.Agent, "value", lambda self, obs: self.critic[-1].bias * 0 + torch.full(obs.shape[:-1], 10.0)
-    )
+    monkeypatch.setattr(script.Agent, "value", lambda self, obs: torch.full(obs.shape[:-1], 10.0))
     calls = recorded(monkeypatch, script, "compute_gae")
     args = tiny(
         script, tmp_path, env_id=f"small_envs:Line2{end}-v0", num_envs=1, num_steps=2, num_minibatches=1,
@@ -473,7 +643,7 @@ def test_a_process_for_each_environment_gives_the_same_weights(script, tmp_path)
 @both
 def test_a_logged_loss_is_the_mean_over_all_minibatches(script, tmp_path, monkeypatch):
     """FAULTS 16."""
-    value_losses = recorded(monkeypatch, script, "value_loss")
+    value_losses = recorded(monkeypatch, script, "critic_loss")
     changes = recorded(monkeypatch, script, "policy_change")
     script.train(tiny(script, tmp_path, total_timesteps=64, target_kl=1e6, learning_rate=0.01))
     logged = scalars(only_run(tmp_path))
@@ -699,7 +869,9 @@ def test_acting_and_evaluation_carry_no_noise(tmp_path, monkeypatch):
     rollout = storage[0][1]
     agent.load_state_dict(before[0])
     with torch.no_grad():
-        logprobs = agent.logprob(agent.policy(rollout.obs), rollout.actions)
+        logprobs = torch.stack(
+            [agent.logprob(agent.policy(obs), rollout.actions[t]) for t, obs in enumerate(rollout.obs)]
+        )
     torch.testing.assert_close(rollout.logprobs, logprobs, rtol=1e-6, atol=1e-6)
 
 
@@ -751,8 +923,8 @@ def test_alpha_never_goes_below_0(tmp_path, monkeypatch):
 def test_densities_and_entropies_by_numerical_integration(name, tanh):
     agent = rpo_continuous.Agent(2, np.array([-0.5]), np.array([2.0]), tanh=tanh, distribution=name)
     agent.log_std.data.fill_(math.log(0.6))
-    agent.actor[-1].bias.data.fill_(0.3)
-    torch.nn.init.zeros_(agent.actor[-1].weight)
+    agent.actor_and_critic[-1].bias.data[0].fill_(0.3)
+    agent.actor_and_critic[-1].weight.data[0].zero_()
     with torch.no_grad():
         policy = agent.policy(torch.zeros(1, 2))
         x = torch.linspace(-8, 12, 400_001).unsqueeze(-1)
