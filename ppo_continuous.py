@@ -118,7 +118,7 @@ class Args:
     gamma: float = 0.95
     """discount of a reward one step later"""
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """units of each hidden layer, in the actor and in the critic"""
+    """units of each hidden layer"""
     state_dependent_std: bool = False
     """let the actor give the deviation for each observation; off: one learned deviation for each action dimension"""
     log_std_init: float = 0.0

@@ -287,3 +287,97 @@ for name, options in {
     gym.register(f"{name}-v0", entry_point="small_envs:Line", kwargs=options, disable_env_checker=True)
 # Pendulum cut off after 20 steps, which its observations do not tell.
 gym.register("Pendulum20-v0", entry_point="gymnasium.envs.classic_control.pendulum:PendulumEnv", max_episode_steps=20)
+
+
+class Vectors:
+    """Turns the images of the environments above into a vector of one number: the first pixel, times `scale`."""
+
+    scale = 1.0
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+    def _vector(self, image):
+        return np.full(1, self.scale * image.flat[0], np.float32)
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return self._vector(obs), info
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return self._vector(obs), *rest
+
+
+class VectorRamp(Vectors, Ramp):
+    """After k steps the observation is [k].
+
+    Args:
+        nan: "obs" or "reset": the observations that hold nan, from the 50th step of this environment on.
+    """
+
+    def __init__(self, *args, nan="", **kwargs):
+        super().__init__(*args, **kwargs)
+        self.nan, self.all_steps = nan, 0
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return obs * np.float32(np.nan) if self.nan == "reset" and self.all_steps >= 50 else obs, info
+
+    def step(self, action):
+        self.all_steps += 1
+        obs, *rest = super().step(action)
+        return obs * np.float32(np.nan) if self.nan == "obs" and self.all_steps >= 50 else obs, *rest
+
+
+class VectorRightAction(Vectors, RightAction):
+    """The observation is [1] or [0]."""
+
+    scale = 1 / 200
+
+
+class VectorConstant(Vectors, Constant):
+    """The observation is always [1]."""
+
+    scale = 1 / 128
+
+
+class VectorNanLater(Vectors, NanLater):
+    """After k steps the observation is [k]."""
+
+
+class VectorSignalAt(Vectors, SignalAt):
+    """After k steps the observation is [k]."""
+
+
+class VectorGlobalDraw(Vectors, GlobalDraw):
+    """After k steps the observation is [k]."""
+
+
+for name, entry_point, options in (
+    ("VectorRamp2Trunc", VectorRamp, {"length": 2, "end": "trunc"}),
+    ("VectorRamp3Term", VectorRamp, {"length": 3, "end": "term"}),
+    ("VectorRamp3Trunc", VectorRamp, {"length": 3, "end": "trunc"}),
+    ("VectorRamp3Both", VectorRamp, {"length": 3, "end": "both"}),
+    ("VectorRampNegativeStart", VectorRamp, {"length": 3, "first_action": -1}),
+    ("VectorRampLateStart", VectorRamp, {"length": 3, "first_action": 5}),
+    ("VectorRampEndless", VectorRamp, {"length": 10**9}),
+    ("VectorRampNanObs", VectorRamp, {"nan": "obs"}),
+    ("VectorRampNanReset", VectorRamp, {"nan": "reset"}),
+    ("VectorRightAction", VectorRightAction, {}),
+    ("VectorConstantTrunc", VectorConstant, {"end": "trunc"}),
+    ("VectorConstantTerm", VectorConstant, {"end": "term"}),
+    ("VectorNanLater", VectorNanLater, {}),
+    ("VectorSignalAt", VectorSignalAt, {"end": "trunc"}),
+    ("VectorGlobalDraw", VectorGlobalDraw, {}),
+):
+    gym.register(f"{name}-v0", entry_point=entry_point, kwargs=options, disable_env_checker=True)
+# Ends by a registered time limit alone.
+gym.register(
+    "VectorRampLimit7-v0",
+    entry_point=VectorRamp,
+    kwargs={"length": 10**9},
+    max_episode_steps=7,
+    disable_env_checker=True,
+)
