@@ -500,10 +500,34 @@ EVAL_MAX_STEPS = 27_000
 """longest evaluation episode in steps; ale-py ends games there too, at 108,000 frames"""
 
 
+class Evaluation(NamedTuple):
+    """Whole episodes: their undiscounted scores, their lengths in steps, and what else their environments measured."""
+
+    scores: list[float]
+    lengths: list[int]
+    measures: list[dict[str, float]]
+
+    def mean_measures(self) -> dict[str, float]:
+        """Returns the mean of each measure over the episodes."""
+        names = self.measures[0] if self.measures else {}
+        return {name: float(np.mean([measured[name] for measured in self.measures])) for name in names}
+
+
+def quality(evaluation: Evaluation) -> list[float]:
+    """Returns by what `best.pt` is chosen: of two such lists, the first numbers that differ decide."""
+    return [float(np.mean(evaluation.scores))]
+
+
+def episode_measures(infos: dict[str, Any], i: int) -> dict[str, float]:
+    """Returns what the episode of environment i that just ended reported as `info["measures"]`, numbers by name."""
+    measures = infos.get("final_info", {}).get("measures", {})
+    return {name: float(measures[name][i]) for name in measures if f"_{name}" in measures and measures[f"_{name}"][i]}
+
+
 @torch.no_grad()
 def evaluate(
     agent: nn.Module, envs: VectorEnv, episodes: int, seed: int, greedy: bool, device: torch.device, stop: "StopSignal"
-) -> tuple[list[float], list[int]]:
+) -> Evaluation:
     """Returns the scores and lengths of whole episodes; episode i is seeded with seed + i.
 
     Args:
@@ -520,26 +544,31 @@ def evaluate(
     """
     torch.manual_seed(seed)
     scores, lengths = np.zeros(0), np.zeros(0, dtype=np.int64)
+    measures: list[dict[str, float]] = []
     while len(scores) < episodes:
         obs, _ = envs.reset(seed=[seed + len(scores) + i for i in range(envs.num_envs)])
         score, length = np.zeros(envs.num_envs), np.zeros(envs.num_envs, dtype=np.int64)
         # Environments beyond the last episode are stepped along and not counted.
         running = np.arange(envs.num_envs) < episodes - len(scores)
         counted = int(running.sum())
+        measured: list[dict[str, float]] = [{} for _ in range(counted)]
         while running.any() and length.max() < EVAL_MAX_STEPS:
             stop.check()
             action = agent.act(torch.as_tensor(obs, device=device), greedy)
-            obs, reward, termination, truncation, _ = envs.step(action.cpu().numpy())
+            obs, reward, termination, truncation, infos = envs.step(action.cpu().numpy())
             check_finite(f"at step {length.max() + 1:,} of an evaluation", reward=reward, observation=obs)
             score[running] += reward[running]
             length[running] += 1
+            for i in np.flatnonzero(running & (termination | truncation)):
+                measured[i] = episode_measures(infos, i)
             running &= ~(termination | truncation)
         capped = int((length[:counted] >= EVAL_MAX_STEPS).sum())
         if capped:
             print(f"evaluation: {capped} of {counted} episodes met the cap of {EVAL_MAX_STEPS:,} steps and were cut")
         scores = np.append(scores, score[:counted])
         lengths = np.append(lengths, length[:counted])
-    return scores.tolist(), lengths.tolist()
+        measures += measured
+    return Evaluation(scores.tolist(), lengths.tolist(), measures)
 
 
 @torch.no_grad()
@@ -570,10 +599,8 @@ def record_videos(
         env.close()
 
 
-def evaluate_now(
-    agent: nn.Module, args: Args, seed: int, device: torch.device, stop: "StopSignal"
-) -> tuple[list[float], list[int]]:
-    """Returns scores and lengths of episodes in fresh environments; the training's random streams stay as they were."""
+def evaluate_now(agent: nn.Module, args: Args, seed: int, device: torch.device, stop: "StopSignal") -> Evaluation:
+    """Evaluates in fresh environments; the training's random streams stay as they were."""
     states = random_states()
     num_envs = min(args.num_envs, args.eval_episodes)
     try:
@@ -585,13 +612,13 @@ def evaluate_now(
 
 def final_evaluation(
     agent: nn.Module, args: Args, folder: Path, device: torch.device, stop: "StopSignal"
-) -> tuple[list[float], list[int]]:
+) -> Evaluation:
     """Evaluates on episodes that had no part in choosing `best.pt`, and prints them; with videos where asked for."""
-    scores, lengths = evaluate_now(agent, args, args.seed + 20_000, device, stop)
+    evaluation = evaluate_now(agent, args, args.seed + 20_000, device, stop)
     if args.capture_video:
         record_videos(agent, args, min(args.eval_episodes, 3), args.seed + 20_000, folder / "videos", device, stop)
-    report_evaluation(scores, lengths)
-    return scores, lengths
+    report_evaluation(evaluation)
+    return evaluation
 
 
 # ----- Training -----
@@ -634,11 +661,11 @@ def train(args: Args) -> tuple[QNetwork, list[float]]:  # noqa: C901, PLR0915 (o
         if counters["global_step"] + args.num_envs > args.total_timesteps:
             print(f"this run is finished, at step {counters['global_step']:,}; a larger --total-timesteps goes on")
             folder = run_folder_of(args.resume)
-            scores, _ = final_evaluation(q_network, args, folder, device, stop)
+            evaluation = final_evaluation(q_network, args, folder, device, stop)
             if not (folder / "best.pt").exists():
                 # The run was interrupted in its only evaluation.
                 save_checkpoint(folder / "best.pt", args, counters, modules)
-            return q_network, scores
+            return q_network, evaluation.scores
         if checkpoint and not load_replay(run_folder_of(args.resume) / "replay.bin", replay, counters["global_step"]):
             counters["learn_from"] = counters["global_step"] + args.learning_starts
 
@@ -659,7 +686,7 @@ def train(args: Args) -> tuple[QNetwork, list[float]]:  # noqa: C901, PLR0915 (o
         cleanup.push(when_interrupted)
         if crossed(args.eval_every, counters["evaluated"], counters["global_step"]):
             # The run was interrupted in this evaluation.
-            run.keep_best(*evaluate_now(q_network, args, args.seed + 10_000, device, stop))
+            run.keep_best(evaluate_now(q_network, args, args.seed + 10_000, device, stop))
         env_seed = reset_seed(args.seed, counters["global_step"])
         envs.action_space.seed(env_seed)
         obs, _ = envs.reset(seed=env_seed)
@@ -727,16 +754,16 @@ def train(args: Args) -> tuple[QNetwork, list[float]]:  # noqa: C901, PLR0915 (o
                 log_time, log_step = time.perf_counter(), global_step
 
             if evaluating:
-                run.keep_best(*evaluate_now(q_network, args, args.seed + 10_000, device, stop))
+                run.keep_best(evaluate_now(q_network, args, args.seed + 10_000, device, stop))
             if saving:
                 run.save("latest.pt")
             if saving and args.save_replay:
                 save_replay(memory_file, replay, global_step)
 
-        scores, lengths = final_evaluation(q_network, args, run.folder, device, stop)
+        evaluation = final_evaluation(q_network, args, run.folder, device, stop)
         if not args.eval_every:
-            run.keep_best(scores, lengths)
-        return q_network, scores
+            run.keep_best(evaluation)
+        return q_network, evaluation.scores
 
 
 # ----- Bookkeeping -----
@@ -816,7 +843,6 @@ class Run:
         self.recent_scores: deque[float] = deque(maxlen=100)
         self.bar: tqdm | None = None
         self.start = self.last_line = time.perf_counter()
-        self.start_step = counters["global_step"]
 
     def __enter__(self) -> "Run":
         return self
@@ -845,14 +871,17 @@ class Run:
         """Returns the command that resumes or evaluates this run."""
         return f"python {Path(__file__).name} {flag} {shlex.quote(str(self.folder))}"
 
-    def announce(self, device: torch.device, environment: str, storage_bytes: int, total_steps: int) -> None:
-        """Says what runs where, and starts the progress bar."""
+    def announce(
+        self, device: torch.device, environment: str, storage_bytes: int, total: int, unit: str = "steps"
+    ) -> None:
+        """Says what runs where, and starts the progress bar, which counts steps or the counter of the unit's name."""
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
         print(f"run folder: {self.folder}\ndevice: {device} ({name})\nenvironment: {environment}")
         print(f"storage: {storage_bytes / 2**20:,.1f} MiB", flush=True)
-        self.total_steps = total_steps
+        self.total, self.unit, self.counter = total, unit, "global_step" if unit == "steps" else unit
+        self.start_count = self.counters[self.counter]
         if self.args.progress and sys.stderr.isatty():
-            self.bar = tqdm(total=total_steps, initial=self.start_step, unit=" steps", dynamic_ncols=True)
+            self.bar = tqdm(total=total, initial=self.start_count, unit=f" {unit}", dynamic_ncols=True)
 
     def log(self, scalars: dict[str, float], episodes: list[tuple[int, float, int]]) -> None:
         """Writes scalars at the global step, and finished episodes (step, score, length) each at its own."""
@@ -865,28 +894,27 @@ class Run:
             self.writer.add_scalar(name, value, global_step)
         self.writer.flush()
         score_text = f"{np.mean(self.recent_scores):.1f}" if self.recent_scores else "none yet"
-        now = time.perf_counter()
+        now, done = time.perf_counter(), self.counters[self.counter]
         if self.bar:
             self.bar.set_postfix_str(f"return {score_text}", refresh=False)
-            self.bar.update(global_step - self.bar.n)
-        elif now - self.last_line > 10:
+            self.bar.update(done - self.bar.n)
+        elif now - self.last_line > 10 and done > self.start_count:
             self.last_line = now
-            sps = (global_step - self.start_step) / (now - self.start)
-            left = timedelta(seconds=int((self.total_steps - global_step) / sps))
-            line = f"step {global_step:,} of {self.total_steps:,}, {sps:,.0f} steps/s, return {score_text}, {left} left"
-            print(line, flush=True)
+            rate = (done - self.start_count) / (now - self.start)
+            left = timedelta(seconds=int((self.total - done) / rate))
+            progress = f"{self.unit[:-1]} {done:,} of {self.total:,}, {rate:,.0f} {self.unit}/s"
+            print(f"{progress}, return {score_text}, {left} left", flush=True)
 
-    def keep_best(self, scores: list[float], lengths: list[int]) -> None:
+    def keep_best(self, evaluation: Evaluation) -> None:
         """Logs an evaluation, and writes `best.pt` if none was better; a tie keeps the newer."""
-        for name, value in (
-            ("return_mean", np.mean(scores)),
-            ("return_std", np.std(scores)),
-            ("length_mean", np.mean(lengths)),
-        ):
+        means = {"return_mean": np.mean(evaluation.scores), "return_std": np.std(evaluation.scores)}
+        means |= {"length_mean": np.mean(evaluation.lengths)}
+        means |= {f"{name}_mean": mean for name, mean in evaluation.mean_measures().items()}
+        for name, value in means.items():
             self.writer.add_scalar(f"eval/{name}", value, self.counters["global_step"])
         self.counters["evaluated"] = self.counters["global_step"]
-        if self.counters["best_eval"] is None or np.mean(scores) >= self.counters["best_eval"]:
-            self.counters["best_eval"] = float(np.mean(scores))
+        if self.counters["best_eval"] is None or quality(evaluation) >= self.counters["best_eval"]:
+            self.counters["best_eval"] = quality(evaluation)
             self.save("best.pt")
         self.save("latest.pt")
 
@@ -1150,12 +1178,13 @@ def write_args_json(folder: Path, args: Args, global_step: int) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def report_evaluation(scores: list[float], lengths: list[int], **further: float) -> None:
+def report_evaluation(evaluation: Evaluation) -> None:
     """Prints each episode and, last, the line that sums them up."""
+    scores, lengths = evaluation.scores, evaluation.lengths
     for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
         print(f"episode {i}: return={score:g} length={length}")
     pairs = {"mean": np.mean(scores), "std": np.std(scores), "min": min(scores), "max": max(scores)}
-    pairs |= {"episodes": len(scores), "mean_length": np.mean(lengths), **further}
+    pairs |= {"episodes": len(scores), "mean_length": np.mean(lengths), **evaluation.mean_measures()}
     print("eval:", *(f"{name}={round(float(value), 4):g}" for name, value in pairs.items()), flush=True)
 
 

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import ale_py
 import gymnasium as gym
@@ -670,10 +670,34 @@ EVAL_MAX_STEPS = 27_000
 """longest evaluation episode in steps; ale-py ends games there too, at 108,000 frames"""
 
 
+class Evaluation(NamedTuple):
+    """Whole episodes: their undiscounted scores, their lengths in steps, and what else their environments measured."""
+
+    scores: list[float]
+    lengths: list[int]
+    measures: list[dict[str, float]]
+
+    def mean_measures(self) -> dict[str, float]:
+        """Returns the mean of each measure over the episodes."""
+        names = self.measures[0] if self.measures else {}
+        return {name: float(np.mean([measured[name] for measured in self.measures])) for name in names}
+
+
+def quality(evaluation: Evaluation) -> list[float]:
+    """Returns by what `best.pt` is chosen: of two such lists, the first numbers that differ decide."""
+    return [float(np.mean(evaluation.scores))]
+
+
+def episode_measures(infos: dict[str, Any], i: int) -> dict[str, float]:
+    """Returns what the episode of environment i that just ended reported as `info["measures"]`, numbers by name."""
+    measures = infos.get("final_info", {}).get("measures", {})
+    return {name: float(measures[name][i]) for name in measures if f"_{name}" in measures and measures[f"_{name}"][i]}
+
+
 @torch.no_grad()
 def evaluate(
     agent: nn.Module, envs: VectorEnv, episodes: int, seed: int, greedy: bool, device: torch.device, stop: "StopSignal"
-) -> tuple[list[float], list[int]]:
+) -> Evaluation:
     """Returns the scores and lengths of whole episodes; episode i is seeded with seed + i.
 
     Args:
@@ -690,26 +714,31 @@ def evaluate(
     """
     torch.manual_seed(seed)
     scores, lengths = np.zeros(0), np.zeros(0, dtype=np.int64)
+    measures: list[dict[str, float]] = []
     while len(scores) < episodes:
         obs, _ = envs.reset(seed=[seed + len(scores) + i for i in range(envs.num_envs)])
         score, length = np.zeros(envs.num_envs), np.zeros(envs.num_envs, dtype=np.int64)
         # Environments beyond the last episode are stepped along and not counted.
         running = np.arange(envs.num_envs) < episodes - len(scores)
         counted = int(running.sum())
+        measured: list[dict[str, float]] = [{} for _ in range(counted)]
         while running.any() and length.max() < EVAL_MAX_STEPS:
             stop.check()
             action = agent.act(torch.as_tensor(obs, device=device), greedy)
-            obs, reward, termination, truncation, _ = envs.step(action.cpu().numpy())
+            obs, reward, termination, truncation, infos = envs.step(action.cpu().numpy())
             check_finite(f"at step {length.max() + 1:,} of an evaluation", reward=reward, observation=obs)
             score[running] += reward[running]
             length[running] += 1
+            for i in np.flatnonzero(running & (termination | truncation)):
+                measured[i] = episode_measures(infos, i)
             running &= ~(termination | truncation)
         capped = int((length[:counted] >= EVAL_MAX_STEPS).sum())
         if capped:
             print(f"evaluation: {capped} of {counted} episodes met the cap of {EVAL_MAX_STEPS:,} steps and were cut")
         scores = np.append(scores, score[:counted])
         lengths = np.append(lengths, length[:counted])
-    return scores.tolist(), lengths.tolist()
+        measures += measured
+    return Evaluation(scores.tolist(), lengths.tolist(), measures)
 
 
 @torch.no_grad()
@@ -740,10 +769,8 @@ def record_videos(
         env.close()
 
 
-def evaluate_now(
-    agent: nn.Module, args: Args, seed: int, device: torch.device, stop: "StopSignal"
-) -> tuple[list[float], list[int]]:
-    """Returns scores and lengths of episodes in fresh environments; the training's random streams stay as they were."""
+def evaluate_now(agent: nn.Module, args: Args, seed: int, device: torch.device, stop: "StopSignal") -> Evaluation:
+    """Evaluates in fresh environments; the training's random streams stay as they were."""
     states = random_states()
     num_envs = min(args.num_envs, args.eval_episodes)
     try:
@@ -755,13 +782,13 @@ def evaluate_now(
 
 def final_evaluation(
     agent: nn.Module, args: Args, folder: Path, device: torch.device, stop: "StopSignal"
-) -> tuple[list[float], list[int]]:
+) -> Evaluation:
     """Evaluates on episodes that had no part in choosing `best.pt`, and prints them; with videos where asked for."""
-    scores, lengths = evaluate_now(agent, args, args.seed + 20_000, device, stop)
+    evaluation = evaluate_now(agent, args, args.seed + 20_000, device, stop)
     if args.capture_video:
         record_videos(agent, args, min(args.eval_episodes, 3), args.seed + 20_000, folder / "videos", device, stop)
-    report_evaluation(scores, lengths)
-    return scores, lengths
+    report_evaluation(evaluation)
+    return evaluation
 
 
 # ----- Training -----
@@ -808,18 +835,18 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
         if counters["iteration"] >= args.num_iterations:
             print(f"this run is finished, at step {counters['global_step']:,}; a larger --total-timesteps goes on")
             folder = run_folder_of(args.resume)
-            scores, _ = final_evaluation(agent, args, folder, device, stop)
+            evaluation = final_evaluation(agent, args, folder, device, stop)
             if not (folder / "best.pt").exists():
                 # The run was interrupted in its only evaluation.
                 save_checkpoint(folder / "best.pt", args, counters, modules)
-            return agent, scores
+            return agent, evaluation.scores
 
         rollout = VectorRollout.empty(args.num_steps, args.num_envs, obs_dim, action_dim)
         run = cleanup.enter_context(Run(args, stop, counters, modules))
         run.announce(device, describe_envs(args), storage_bytes, args.num_iterations * args.batch_size)
         if crossed(args.eval_every, counters["evaluated"], counters["global_step"]):
             # The run was interrupted in this evaluation.
-            run.keep_best(*evaluate_now(agent, args, args.seed + 10_000, device, stop))
+            run.keep_best(evaluate_now(agent, args, args.seed + 10_000, device, stop))
         env_seed = reset_seed(args.seed, counters["global_step"])
         envs.action_space.seed(env_seed)
         obs, _ = envs.reset(seed=env_seed)
@@ -913,14 +940,14 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
 
             last = iteration == args.num_iterations
             if args.eval_every and (last or crossed(args.eval_every, start_step, global_step)):
-                run.keep_best(*evaluate_now(agent, args, args.seed + 10_000, device, stop))
+                run.keep_best(evaluate_now(agent, args, args.seed + 10_000, device, stop))
             if last or crossed(args.checkpoint_every, start_step, global_step):
                 run.save("latest.pt")
 
-        scores, lengths = final_evaluation(agent, args, run.folder, device, stop)
+        evaluation = final_evaluation(agent, args, run.folder, device, stop)
         if not args.eval_every:
-            run.keep_best(scores, lengths)
-        return agent, scores
+            run.keep_best(evaluation)
+        return agent, evaluation.scores
 
 
 # ----- Bookkeeping -----
@@ -1000,7 +1027,6 @@ class Run:
         self.recent_scores: deque[float] = deque(maxlen=100)
         self.bar: tqdm | None = None
         self.start = self.last_line = time.perf_counter()
-        self.start_step = counters["global_step"]
 
     def __enter__(self) -> "Run":
         return self
@@ -1029,14 +1055,17 @@ class Run:
         """Returns the command that resumes or evaluates this run."""
         return f"python {Path(__file__).name} {flag} {shlex.quote(str(self.folder))}"
 
-    def announce(self, device: torch.device, environment: str, storage_bytes: int, total_steps: int) -> None:
-        """Says what runs where, and starts the progress bar."""
+    def announce(
+        self, device: torch.device, environment: str, storage_bytes: int, total: int, unit: str = "steps"
+    ) -> None:
+        """Says what runs where, and starts the progress bar, which counts steps or the counter of the unit's name."""
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
         print(f"run folder: {self.folder}\ndevice: {device} ({name})\nenvironment: {environment}")
         print(f"storage: {storage_bytes / 2**20:,.1f} MiB", flush=True)
-        self.total_steps = total_steps
+        self.total, self.unit, self.counter = total, unit, "global_step" if unit == "steps" else unit
+        self.start_count = self.counters[self.counter]
         if self.args.progress and sys.stderr.isatty():
-            self.bar = tqdm(total=total_steps, initial=self.start_step, unit=" steps", dynamic_ncols=True)
+            self.bar = tqdm(total=total, initial=self.start_count, unit=f" {unit}", dynamic_ncols=True)
 
     def log(self, scalars: dict[str, float], episodes: list[tuple[int, float, int]]) -> None:
         """Writes scalars at the global step, and finished episodes (step, score, length) each at its own."""
@@ -1049,28 +1078,27 @@ class Run:
             self.writer.add_scalar(name, value, global_step)
         self.writer.flush()
         score_text = f"{np.mean(self.recent_scores):.1f}" if self.recent_scores else "none yet"
-        now = time.perf_counter()
+        now, done = time.perf_counter(), self.counters[self.counter]
         if self.bar:
             self.bar.set_postfix_str(f"return {score_text}", refresh=False)
-            self.bar.update(global_step - self.bar.n)
-        elif now - self.last_line > 10:
+            self.bar.update(done - self.bar.n)
+        elif now - self.last_line > 10 and done > self.start_count:
             self.last_line = now
-            sps = (global_step - self.start_step) / (now - self.start)
-            left = timedelta(seconds=int((self.total_steps - global_step) / sps))
-            line = f"step {global_step:,} of {self.total_steps:,}, {sps:,.0f} steps/s, return {score_text}, {left} left"
-            print(line, flush=True)
+            rate = (done - self.start_count) / (now - self.start)
+            left = timedelta(seconds=int((self.total - done) / rate))
+            progress = f"{self.unit[:-1]} {done:,} of {self.total:,}, {rate:,.0f} {self.unit}/s"
+            print(f"{progress}, return {score_text}, {left} left", flush=True)
 
-    def keep_best(self, scores: list[float], lengths: list[int]) -> None:
+    def keep_best(self, evaluation: Evaluation) -> None:
         """Logs an evaluation, and writes `best.pt` if none was better; a tie keeps the newer."""
-        for name, value in (
-            ("return_mean", np.mean(scores)),
-            ("return_std", np.std(scores)),
-            ("length_mean", np.mean(lengths)),
-        ):
+        means = {"return_mean": np.mean(evaluation.scores), "return_std": np.std(evaluation.scores)}
+        means |= {"length_mean": np.mean(evaluation.lengths)}
+        means |= {f"{name}_mean": mean for name, mean in evaluation.mean_measures().items()}
+        for name, value in means.items():
             self.writer.add_scalar(f"eval/{name}", value, self.counters["global_step"])
         self.counters["evaluated"] = self.counters["global_step"]
-        if self.counters["best_eval"] is None or np.mean(scores) >= self.counters["best_eval"]:
-            self.counters["best_eval"] = float(np.mean(scores))
+        if self.counters["best_eval"] is None or quality(evaluation) >= self.counters["best_eval"]:
+            self.counters["best_eval"] = quality(evaluation)
             self.save("best.pt")
         self.save("latest.pt")
 
@@ -1334,12 +1362,13 @@ def write_args_json(folder: Path, args: Args, global_step: int) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def report_evaluation(scores: list[float], lengths: list[int], **further: float) -> None:
+def report_evaluation(evaluation: Evaluation) -> None:
     """Prints each episode and, last, the line that sums them up."""
+    scores, lengths = evaluation.scores, evaluation.lengths
     for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
         print(f"episode {i}: return={score:g} length={length}")
     pairs = {"mean": np.mean(scores), "std": np.std(scores), "min": min(scores), "max": max(scores)}
-    pairs |= {"episodes": len(scores), "mean_length": np.mean(lengths), **further}
+    pairs |= {"episodes": len(scores), "mean_length": np.mean(lengths), **evaluation.mean_measures()}
     print("eval:", *(f"{name}={round(float(value), 4):g}" for name, value in pairs.items()), flush=True)
 
 

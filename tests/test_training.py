@@ -239,7 +239,7 @@ def test_without_evaluations_during_training_there_is_still_a_best_checkpoint(tm
     agent, _ = ppo_atari.train(tiny(tmp_path, eval_every=0))
     best = ppo_atari.load_checkpoint(str(only_run(tmp_path) / "best.pt"))
     assert_same_weights(best["agent"], weights_of(agent))
-    assert best["counters"]["best_eval"] == 3.0
+    assert best["counters"]["best_eval"] == [3.0]
     assert scalars(only_run(tmp_path))["eval/return_mean"] == [(128, 3.0)]
 
 
@@ -254,9 +254,9 @@ def test_a_worse_evaluation_leaves_the_best_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(ppo_atari, "evaluate", lambda *_: ([next(means)], [3]))
     ppo_atari.train(tiny(tmp_path, total_timesteps=192, eval_every=64))
     best = torch.load(only_run(tmp_path) / "best.pt", weights_only=True)
-    assert (best["counters"]["global_step"], best["counters"]["best_eval"]) == (128, 9.0)
+    assert (best["counters"]["global_step"], best["counters"]["best_eval"]) == (128, [9.0])
     latest = torch.load(only_run(tmp_path) / "latest.pt", weights_only=True)
-    assert (latest["counters"]["global_step"], latest["counters"]["best_eval"]) == (192, 9.0)
+    assert (latest["counters"]["global_step"], latest["counters"]["best_eval"]) == (192, [9.0])
 
 
 @pytest.mark.parametrize(("eval_every", "steps"), [(64, [64, 128, 192]), (100, [128, 192]), (10**6, [192])])
