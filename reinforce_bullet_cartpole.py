@@ -100,12 +100,12 @@ class Args:
     """any id that gymnasium.make takes, package.module:Id-v0 included"""
     vector: Literal["sync", "async"] = "sync"
     """how environments that gymnasium makes step: in this process, or in one process each"""
-    num_envs: int = 1
+    num_envs: int = 4
     """parallel environments, N"""
     max_episode_steps: int | None = None
     """time limit in place of the environment's own, in training and evaluation; 0: none"""
 
-    total_episodes: int = 600
+    total_episodes: int = 1_000
     """episodes of the whole run"""
     learning_rate: float = 1e-2
     """step size of Adam"""
@@ -116,7 +116,7 @@ class Args:
     hidden_sizes: tuple[int, ...] = (128,)
     """units of each hidden layer"""
 
-    episodes_per_update: int = 1
+    episodes_per_update: int = 4
     """whole episodes that each update learns from, E"""
     norm_returns: bool = True
     """normalise the returns of each update, less the baseline, to mean 0, deviation 1"""
