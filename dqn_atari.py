@@ -159,6 +159,9 @@ class Args:
         if self.total_timesteps < self.num_envs:
             rule = f"must be at least num_envs = {self.num_envs}, one step of each environment"
             raise ValueError(f"--total-timesteps {self.total_timesteps} {rule}")
+        if self.learning_starts >= self.total_timesteps:
+            rule = f"must be less than total_timesteps = {self.total_timesteps}, or nothing is learned"
+            raise ValueError(f"--learning-starts {self.learning_starts} {rule}")
 
 
 # ----- Environment -----
@@ -573,6 +576,10 @@ class ReplayBuffer:
     def __len__(self) -> int:
         return int(self.columns["whole"].sum())
 
+    def clear(self) -> None:
+        """Forgets all transitions."""
+        self.columns["whole"].zero_()
+
     def state(self) -> dict[str, Any]:
         """Returns, as plain values, which rows are filled and where the next ones go."""
         return {"filled": self.filled, "position": self.position.tolist()}
@@ -672,12 +679,14 @@ def load_replay(path: Path, replay: ReplayBuffer, global_step: int) -> bool:
                 for column in replay.columns.values():
                     for part in column[: header["state"]["filled"]].split(4096):
                         content = bytearray(file.read(part.numel() * part.element_size()))
-                        part.copy_(torch.frombuffer(content, dtype=part.dtype).view(part.shape))
+                        if part.numel():
+                            part.copy_(torch.frombuffer(content, dtype=part.dtype).view(part.shape))
                 replay.set_state(header["state"])
     except FileNotFoundError:
         why = "there is none"
     except (ValueError, TypeError, LookupError, RuntimeError) as error:
         why = f"it is damaged ({type(error).__name__})"
+        replay.clear()
     print(f"replay memory: {len(replay):,} transitions" if why is None else f"replay memory: a new one, since {why}")
     return why is None
 
@@ -730,6 +739,12 @@ def q_learning_loss(
     # smooth_l1_loss is half the square up to 1 and the absolute error less a half beyond.
     error = nn.functional.mse_loss if loss == "mse" else nn.functional.smooth_l1_loss
     return error(q_values, targets), q_values.detach().mean()
+
+
+def check_weights(module: nn.Module, global_step: int) -> None:
+    """Raises a FloatingPointError if a weight is not finite, as it is after a loss was not."""
+    if not all(weights.isfinite().all() for weights in module.parameters()):
+        raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
 
 
 @torch.no_grad()
@@ -927,6 +942,7 @@ def train(args: Args) -> tuple[QNetwork, list[float]]:  # noqa: C901, PLR0915 (o
 
         def when_interrupted(*_: object) -> None:
             if stop.signum is not None:
+                check_weights(q_network, counters["global_step"])
                 run.log({}, episodes)
                 run.save("latest.pt")
                 if args.save_replay:
@@ -990,10 +1006,7 @@ def train(args: Args) -> tuple[QNetwork, list[float]]:  # noqa: C901, PLR0915 (o
                 if losses:
                     names = ("losses/td_loss", "losses/q_values", "losses/grad_norm")
                     scalars |= dict(zip(names, torch.stack(losses).mean(0).tolist(), strict=True))
-                    # The last step may have spoilt the weights, which no loss has seen yet.
-                    spoilt = not all(weights.isfinite().all() for weights in parameters)
-                    if spoilt or not all(map(math.isfinite, scalars.values())):
-                        raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
+                check_weights(q_network, global_step)
                 run.log(scalars, episodes)
                 episodes.clear()
                 losses.clear()

@@ -159,6 +159,9 @@ class Args:
         if self.total_timesteps < self.num_envs:
             rule = f"must be at least num_envs = {self.num_envs}, one step of each environment"
             raise ValueError(f"--total-timesteps {self.total_timesteps} {rule}")
+        if self.learning_starts >= self.total_timesteps:
+            rule = f"must be less than total_timesteps = {self.total_timesteps}, or nothing is learned"
+            raise ValueError(f"--learning-starts {self.learning_starts} {rule}")
 
 
 # ----- Environment -----
@@ -220,7 +223,8 @@ class MeasureDistance(gym.Wrapper):
         if "distance" in info:
             self.distances.append(info["distance"])
         if self.distances and (terminated or truncated):
-            info["measures"] = {"distance": float(np.mean(self.distances[len(self.distances) // 2 :]))}
+            distance = float(np.mean(self.distances[len(self.distances) // 2 :]))
+            info["measures"] = info.get("measures", {}) | {"distance": distance}
         return obs, reward, terminated, truncated, info
 
 
@@ -388,6 +392,10 @@ class ReplayBuffer:
     def __len__(self) -> int:
         return self.filled
 
+    def clear(self) -> None:
+        """Forgets all transitions."""
+        self.position, self.filled = 0, 0
+
     def state(self) -> dict[str, Any]:
         """Returns, as plain values, which rows are filled and where the next one goes."""
         return {"filled": self.filled, "position": self.position}
@@ -453,12 +461,14 @@ def load_replay(path: Path, replay: ReplayBuffer, global_step: int) -> bool:
                 for column in replay.columns.values():
                     for part in column[: header["state"]["filled"]].split(4096):
                         content = bytearray(file.read(part.numel() * part.element_size()))
-                        part.copy_(torch.frombuffer(content, dtype=part.dtype).view(part.shape))
+                        if part.numel():
+                            part.copy_(torch.frombuffer(content, dtype=part.dtype).view(part.shape))
                 replay.set_state(header["state"])
     except FileNotFoundError:
         why = "there is none"
     except (ValueError, TypeError, LookupError, RuntimeError) as error:
         why = f"it is damaged ({type(error).__name__})"
+        replay.clear()
     print(f"replay memory: {len(replay):,} transitions" if why is None else f"replay memory: a new one, since {why}")
     return why is None
 
@@ -513,6 +523,12 @@ def q_learning_loss(
     return error(q_values, targets), q_values.detach().mean()
 
 
+def check_weights(module: nn.Module, global_step: int) -> None:
+    """Raises a FloatingPointError if a weight is not finite, as it is after a loss was not."""
+    if not all(weights.isfinite().all() for weights in module.parameters()):
+        raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
+
+
 @torch.no_grad()
 def update_target(q_network: nn.Module, target_network: nn.Module, tau: float) -> None:
     """Moves the target network's weights by the share tau towards the network's; with 1 it becomes a copy."""
@@ -539,8 +555,14 @@ class Evaluation(NamedTuple):
 
 
 def quality(evaluation: Evaluation) -> list[float]:
-    """Returns by what `best.pt` is chosen: first how long the ball stays on the plate, then how near to the centre."""
-    return [float(np.mean(evaluation.lengths)), -evaluation.mean_measures().get("distance", 0.0)]
+    """Returns by what `best.pt` is chosen: first how long the ball stays on the plate, then how near to the centre.
+
+    Where no distance is measured, it is the score: other tasks may be better the sooner they end.
+    """
+    measures = evaluation.mean_measures()
+    if "distance" not in measures:
+        return [float(np.mean(evaluation.scores))]
+    return [float(np.mean(evaluation.lengths)), -measures["distance"]]
 
 
 def episode_measures(infos: dict[str, Any], i: int) -> dict[str, float]:
@@ -703,6 +725,7 @@ def train(args: Args) -> tuple[QNetwork, list[float]]:  # noqa: C901, PLR0915 (o
 
         def when_interrupted(*_: object) -> None:
             if stop.signum is not None:
+                check_weights(q_network, counters["global_step"])
                 run.log({}, episodes)
                 run.save("latest.pt")
                 if args.save_replay:
@@ -717,7 +740,7 @@ def train(args: Args) -> tuple[QNetwork, list[float]]:  # noqa: C901, PLR0915 (o
         obs, _ = envs.reset(seed=env_seed)
         check_finite("at a reset", observation=obs)
         losses: list[Tensor] = []
-        distances: list[dict[str, float]] = []
+        distances: list[float] = []
         log_time, log_step = time.perf_counter(), counters["global_step"]
 
         # A turn is one step of each environment; a last turn that would go beyond the total is left out.
@@ -738,7 +761,8 @@ def train(args: Args) -> tuple[QNetwork, list[float]]:  # noqa: C901, PLR0915 (o
             replay.add(obs, final_obs, action, reward, termination)
             obs = next_obs
             finished = [(global_step, score, length) for score, length in finished_episodes(infos)]
-            distances += [episode_measures(infos, i) for i in np.flatnonzero(termination | truncation)]
+            measured = [episode_measures(infos, i) for i in np.flatnonzero(termination | truncation)]
+            distances += [measures["distance"] for measures in measured if "distance" in measures]
             episodes += finished
 
             # A turn may pass several steps that call for an update, or none.
@@ -771,12 +795,9 @@ def train(args: Args) -> tuple[QNetwork, list[float]]:  # noqa: C901, PLR0915 (o
                 if losses:
                     names = ("losses/td_loss", "losses/q_values", "losses/grad_norm")
                     scalars |= dict(zip(names, torch.stack(losses).mean(0).tolist(), strict=True))
-                    # The last step may have spoilt the weights, which no loss has seen yet.
-                    spoilt = not all(weights.isfinite().all() for weights in parameters)
-                    if spoilt or not all(map(math.isfinite, scalars.values())):
-                        raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
-                if any(distances):
-                    scalars["charts/distance"] = float(np.mean([x["distance"] for x in distances if x]))
+                check_weights(q_network, global_step)
+                if distances:
+                    scalars["charts/distance"] = float(np.mean(distances))
                 run.log(scalars, episodes)
                 distances.clear()
                 episodes.clear()

@@ -13,6 +13,7 @@ from ale_py.env import AtariEnv
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
+import dqn_atari
 import ppo_atari
 
 NOOP = 0
@@ -634,3 +635,48 @@ def test_a_stack_of_channels_stays_as_it_is():
 def test_images_too_small_for_the_network_are_refused():
     with pytest.raises(ppo_atari.UsageError, match=r"RampSmall-v0: images \(4, 20, 20\) are too small, 36 x 36"):
         make_envs("small_envs:RampSmall-v0")
+
+
+# The environments of dqn_atari.py
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("env_id", ["BreakoutNoFrameskip-v4", "small_envs:RampColour-v0", "small_envs:Ramp3Both-v0"])
+@pytest.mark.parametrize("backend", ["ale", "gymnasium"])
+def test_dqn_atari_has_the_environments_of_ppo_atari(env_id, backend, training):
+    both = []
+    for script in (ppo_atari, dqn_atari):
+        args = script.Args(env_id=env_id, num_envs=2, threads=1, backend=backend)
+        with script.closing_envs(script.make_envs(args, 2, training)) as envs:
+            obs, _ = envs.reset(seed=3)
+            seen = [(obs.copy(),)]
+            rng = np.random.default_rng(0)
+            for _ in range(120):
+                obs, reward, termination, truncation, infos = envs.step(rng.integers(0, 2, 2))
+                true_obs = script.true_next_obs(obs, termination | truncation, infos)
+                finished = np.array(script.finished_episodes(infos))
+                seen.append((obs.copy(), reward, termination, truncation, true_obs.copy(), finished))
+        both.append((seen, envs.single_observation_space, envs.single_action_space, script.describe_envs(args)))
+    for one, other in zip(both[0][0], both[1][0], strict=True):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert both[0][1:] == both[1][1:]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "frames"),
+    [
+        ("BreakoutNoFrameskip-v4", 4),
+        ("ALE/Pong-v5", 4),
+        # Stacked here, of colour or grey images; a stack that an environment brings is one image.
+        ("small_envs:RampColour-v0", 4),
+        ("small_envs:RampGrey-v0", 4),
+        ("small_envs:Ramp3Term-v0", 1),
+        ("small_envs:RampLateStart-v0", 1),
+    ],
+)
+def test_frames_of_a_stack(env_id, frames):
+    args = dqn_atari.Args(env_id=env_id, threads=1)
+    assert dqn_atari.frames_of_stack(args) == frames
+    with dqn_atari.closing_envs(dqn_atari.make_envs(args, 1, training=True)) as envs:
+        assert envs.single_observation_space.shape[0] == frames

@@ -1,0 +1,555 @@
+"""Replay memories: what is stored, what is overwritten, what is sampled, and the file that a memory is saved in."""
+
+import errno
+import json
+import math
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dqn_atari
+import dqn_cartpole_vec
+
+both = pytest.mark.parametrize("script", [dqn_cartpole_vec, dqn_atari], ids=lambda script: script.__name__)
+CPU = torch.device("cpu")
+
+
+def random_cases(max_examples):
+    return settings(max_examples=max_examples, deadline=None, database=None, derandomize=True)
+
+
+def all_sampled(replay):
+    """Returns {action: (obs, next_obs, reward, termination)} of all that a memory gives, where no action is twice.
+
+    Draws until each of n transitions was missed with a probability of exp(-25).
+    """
+    found = {}
+    for _ in range(math.ceil(25 * len(replay) / 256)):
+        batch = [x.numpy() for x in replay.sample(256, CPU)]
+        actions, first = np.unique(batch[2], return_index=True)
+        for action, i in zip(actions.tolist(), first.tolist(), strict=True):
+            if action not in found:
+                obs, next_obs, _, reward, termination = (x[i] for x in batch)
+                found[action] = (obs.copy(), next_obs.copy(), float(reward), float(termination))
+    return found
+
+
+def assert_same_transition(one, other):
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+# ----- Vectors -----
+def fill(replay, num_envs, steps, first=0):
+    """Adds transitions whose action is their number n: obs [n, 0.5], next_obs [n, 1.5], reward -n, odd ones end."""
+    for t in range(steps):
+        n = first + t * num_envs + np.arange(num_envs)
+        obs, next_obs = (np.stack([n, np.full(num_envs, x)], -1) for x in (0.5, 1.5))
+        replay.add(obs, next_obs, n, -1.0 * n, n % 2 == 1)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "num_envs", "steps", "kept"),
+    [
+        (6, 2, 0, []),
+        (6, 2, 1, [0, 1]),
+        (6, 2, 3, [0, 1, 2, 3, 4, 5]),
+        (6, 2, 4, [2, 3, 4, 5, 6, 7]),
+        # A turn's transitions lie on both sides of the edge: rows 6, 0, 1 take the numbers 6, 7, 8.
+        (7, 3, 3, [2, 3, 4, 5, 6, 7, 8]),
+        (5, 4, 7, [23, 24, 25, 26, 27]),
+        (4, 4, 3, [8, 9, 10, 11]),
+        (5, 1, 12, [7, 8, 9, 10, 11]),
+    ],
+)
+def test_a_ring_keeps_the_newest(capacity, num_envs, steps, kept):
+    replay = dqn_cartpole_vec.ReplayBuffer(capacity, 2)
+    fill(replay, num_envs, steps)
+    assert len(replay) == len(kept)
+    found = all_sampled(replay)
+    assert sorted(found) == kept
+    for n, (obs, next_obs, reward, termination) in found.items():
+        assert (obs.tolist(), next_obs.tolist()) == ([n, 0.5], [n, 1.5])
+        assert (reward, termination) == (-n, n % 2)
+
+
+def test_what_is_sampled_has_the_types_that_the_loss_takes():
+    replay = dqn_cartpole_vec.ReplayBuffer(8, 2)
+    fill(replay, 2, 3)
+    batch = replay.sample(5, CPU)
+    assert [tuple(x.shape) for x in batch] == [(5, 2), (5, 2), (5,), (5,), (5,)]
+    assert [x.dtype for x in batch] == [torch.float32, torch.float32, torch.int64, torch.float32, torch.float32]
+
+
+def test_a_memory_of_vectors_copies_what_it_is_given():
+    """Environments may hand out the same array at each step."""
+    replay = dqn_cartpole_vec.ReplayBuffer(4, 1)
+    obs, reward = np.ones((2, 1), np.float32), np.ones(2)
+    replay.add(obs, obs, np.array([0, 1]), reward, np.zeros(2, bool))
+    obs[:], reward[:] = 7, 7
+    batch = replay.sample(10, CPU)
+    assert batch.obs.unique().tolist() == batch.next_obs.unique().tolist() == batch.rewards.unique().tolist() == [1]
+
+
+@random_cases(40)
+@given(capacity=st.integers(4, 30), num_envs=st.integers(1, 4), steps=st.integers(0, 40))
+def test_a_ring_of_any_size_keeps_the_newest(capacity, num_envs, steps):
+    replay = dqn_cartpole_vec.ReplayBuffer(capacity, 2)
+    fill(replay, num_envs, steps)
+    total = num_envs * steps
+    assert sorted(all_sampled(replay)) == list(range(max(0, total - capacity), total))
+
+
+# ----- Single frames -----
+class Naive:
+    """Holds whole stacks, and works out which transitions a ring of single frames can still show.
+
+    A ring has `rows` rows for each environment: one for each transition, one for what the last transition led to, and
+    one for what each earlier sequence ended with. Of these the oldest S - 1 only serve the stacks after them.
+    """
+
+    def __init__(self, rows, num_envs, stack):
+        self.rows, self.stack = rows, stack
+        self.transitions, self.written = {}, [[] for _ in range(num_envs)]
+        self.last_next_obs = None
+
+    def restart(self):
+        self.last_next_obs = None
+
+    def add(self, obs, next_obs, action, reward, termination):
+        for i, written in enumerate(self.written):
+            goes_on = self.last_next_obs is not None and (obs[i] == self.last_next_obs[i]).all()
+            if written and not goes_on:
+                written.append(None)
+            written.append(int(action[i]))
+            self.transitions[int(action[i])] = (obs[i].copy(), next_obs[i].copy(), reward[i], float(termination[i]))
+        self.last_next_obs = next_obs.copy()
+
+    def kept(self):
+        # The newest row holds what the last transition led to: rows - 1 are left, of which the oldest S - 1 are lost.
+        newest = [written[-(self.rows - self.stack) :] for written in self.written]
+        return {n: self.transitions[n] for written in newest for n in written if n is not None}
+
+
+def assert_equals_naive(replay, naive):
+    kept, found = naive.kept(), all_sampled(replay)
+    assert found.keys() == kept.keys()
+    assert len(replay) == len(kept)
+    for n, transition in kept.items():
+        assert_same_transition(found[n], transition)
+
+
+class Stacks:
+    """Environments that show stacks of random frames and end in every way, by a seeded draw."""
+
+    ENDS = ["none", "terminated", "truncated", "both", "life lost", "life lost and reset"]
+
+    def __init__(self, rng, num_envs, stack, frame, brightness, share_of_ends):
+        self.rng, self.stack, self.frame, self.brightness = rng, stack, frame, brightness
+        self.share_of_ends = share_of_ends
+        self.count = 0
+        self.obs = np.stack([self.first() for _ in range(num_envs)])
+
+    def image(self):
+        return self.rng.integers(self.brightness, size=self.frame, dtype=np.uint8)
+
+    def first(self):
+        return np.stack([np.zeros(self.frame, np.uint8)] * (self.stack - 1) + [self.image()])
+
+    def reset(self):
+        self.obs = np.stack([self.first() for _ in self.obs])
+
+    def step(self):
+        """Returns what `add` takes, actions numbered."""
+        obs, self.obs = self.obs, self.obs.copy()
+        num_envs = len(obs)
+        next_obs = np.stack([np.concatenate([x[1:], self.image()[None]]) for x in obs])
+        ends = np.where(self.rng.random(num_envs) < self.share_of_ends, self.rng.integers(1, 6, num_envs), 0)
+        for i, end in enumerate(ends):
+            resets = self.ENDS[end] not in ("none", "life lost")
+            self.obs[i] = self.first() if resets else next_obs[i]
+        action = self.count + np.arange(num_envs)
+        self.count += num_envs
+        termination = np.isin(ends, [1, 3, 4, 5])
+        return obs, next_obs, action, self.rng.integers(-1, 2, num_envs).astype(float), termination
+
+
+@random_cases(100)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_envs=st.integers(1, 4),
+    stack=st.sampled_from([1, 2, 4]),
+    rows=st.integers(16, 40),
+    steps=st.integers(0, 120),
+    # With few values some images equal each other by chance, those of a reset and those before it too.
+    brightness=st.sampled_from([1, 2, 255]),
+    share_of_ends=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    spare=st.integers(0, 3),
+    restart_at=st.integers(0, 120),
+)
+def test_single_frames_give_what_whole_stacks_give(
+    tmp_path_factory, seed, num_envs, stack, rows, steps, brightness, share_of_ends, spare, restart_at
+):
+    """Bit for bit, over every kind of end, after the ring was full too, and after a restart from a file."""
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    envs = Stacks(rng, num_envs, stack, (1, 2), brightness, share_of_ends)
+    # A capacity that the number of environments does not divide leaves the rest unused.
+    capacity = rows * num_envs + min(spare, num_envs - 1)
+    sizes = (capacity, num_envs, (stack, 1, 2), stack, CPU)
+    replay, naive = dqn_atari.ReplayBuffer(*sizes), Naive(rows, num_envs, stack)
+    for t in range(steps):
+        if t == restart_at and t > 0:
+            path = tmp_path_factory.mktemp("memory") / "replay.bin"
+            dqn_atari.save_replay(path, replay, t)
+            replay = dqn_atari.ReplayBuffer(*sizes)
+            assert dqn_atari.load_replay(path, replay, t)
+            assert_equals_naive(replay, naive)
+            envs.reset()
+            naive.restart()
+        transitions = envs.step()
+        replay.add(*transitions)
+        naive.add(*transitions)
+        if t % 50 == 49:
+            assert_equals_naive(replay, naive)
+    assert_equals_naive(replay, naive)
+
+
+def test_the_oldest_stacks_are_lost_when_the_ring_is_full():
+    """16 rows and stacks of 4, no end: the last row holds what came last, and the oldest 3 serve the stacks after."""
+    envs = Stacks(np.random.default_rng(0), 1, 4, (1, 2), 255, 0.0)
+    replay = dqn_atari.ReplayBuffer(16, 1, (4, 1, 2), 4, CPU)
+    for count, kept in [(12, range(12)), (15, range(3, 15)), (16, range(4, 16)), (40, range(28, 40))]:
+        while envs.count < count:
+            replay.add(*envs.step())
+        assert sorted(all_sampled(replay)) == list(kept)
+
+
+def test_stacks_are_padded_with_zeros_and_never_reach_into_another_episode():
+    """Frames are 10 + k in the first episode and 20 + k in the second, which a time limit parts after 2 steps."""
+    replay = dqn_atari.ReplayBuffer(16, 1, (3, 1, 1), 3, CPU)
+
+    def add(obs, next_obs, number, termination=False):
+        obs, next_obs = (np.array(x, np.uint8).reshape(1, 3, 1, 1) for x in (obs, next_obs))
+        replay.add(obs, next_obs, np.array([number]), np.ones(1), np.array([termination]))
+
+    add([0, 0, 10], [0, 10, 11], 0)
+    add([0, 10, 11], [10, 11, 12], 1)
+    add([0, 0, 20], [0, 20, 21], 2)
+    # A lost life: the future ends, the frames go on.
+    add([0, 20, 21], [20, 21, 22], 3, termination=True)
+    add([20, 21, 22], [21, 22, 23], 4)
+    found = all_sampled(replay)
+    assert {n: (x[0].flatten().tolist(), x[1].flatten().tolist(), x[3]) for n, x in found.items()} == {
+        0: ([0, 0, 10], [0, 10, 11], 0),
+        1: ([0, 10, 11], [10, 11, 12], 0),
+        2: ([0, 0, 20], [0, 20, 21], 0),
+        3: ([0, 20, 21], [20, 21, 22], 1),
+        4: ([20, 21, 22], [21, 22, 23], 0),
+    }
+
+
+def test_images_are_sampled_with_the_types_that_the_loss_takes():
+    envs = Stacks(np.random.default_rng(0), 2, 4, (3, 5), 255, 0.1)
+    replay = dqn_atari.ReplayBuffer(64, 2, (4, 3, 5), 4, CPU)
+    for _ in range(10):
+        replay.add(*envs.step())
+    batch = replay.sample(6, CPU)
+    assert [tuple(x.shape) for x in batch] == [(6, 4, 3, 5), (6, 4, 3, 5), (6,), (6,), (6,)]
+    assert [x.dtype for x in batch] == [torch.uint8, torch.uint8, torch.int64, torch.float32, torch.float32]
+
+
+@both
+def test_each_transition_is_drawn_as_often_as_any_other(script):
+    """20 transitions, 20,000 draws: 1,000 each, with a deviation of sqrt(1,000 * 0.95) = 31."""
+    torch.manual_seed(0)
+    if script is dqn_atari:
+        # Rows that are no transitions lie between those that are: every second transition ends its sequence.
+        envs = Stacks(np.random.default_rng(0), 2, 4, (1, 2), 255, 0.5)
+        replay = script.ReplayBuffer(64, 2, (4, 1, 2), 4, CPU)
+        for _ in range(10):
+            replay.add(*envs.step())
+    else:
+        replay = script.ReplayBuffer(64, 2)
+        fill(replay, 2, 10)
+    counts = torch.bincount(replay.sample(20_000, CPU).actions, minlength=20)
+    assert counts.shape == (20,)
+    assert counts.min() > 1000 - 5 * 31
+    assert counts.max() < 1000 + 5 * 31
+
+
+# ----- Real environments -----
+@pytest.mark.parametrize("backend", ["ale", "gymnasium"])
+def test_stacks_of_breakout_are_those_that_the_environment_gave(backend):
+    """Lost lives with and without a reset, ends of games, and the ring is full after a third of the way."""
+    num_envs, rows = 3, 150
+    args = dqn_atari.Args(backend=backend, num_envs=num_envs, threads=1)
+    assert dqn_atari.frames_of_stack(args) == 4
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    seen = {"lost lives": 0, "games": 0}
+    with dqn_atari.closing_envs(dqn_atari.make_envs(args, num_envs, training=True)) as envs:
+        replay = dqn_atari.ReplayBuffer(rows * num_envs, num_envs, envs.single_observation_space.shape, 4, CPU)
+        naive = Naive(rows, num_envs, 4)
+        obs, _ = envs.reset(seed=1)
+        copied = obs.copy()
+        for t in range(1, 451):
+            next_obs, reward, termination, truncation, infos = envs.step(rng.integers(0, 4, num_envs))
+            final_obs = dqn_atari.true_next_obs(next_obs, termination | truncation, infos)
+            number = num_envs * t + np.arange(num_envs)
+            naive.add(copied, final_obs.copy(), number, reward, termination)
+            # As the training loop does it: the array of the step before, which must not have changed since.
+            replay.add(obs, final_obs, number, reward, termination)
+            obs, copied = next_obs, next_obs.copy()
+            games = len(dqn_atari.finished_episodes(infos))
+            seen["games"] += games
+            seen["lost lives"] += int(termination.sum()) - games
+            if t in (100, 300, 450):
+                assert_equals_naive(replay, naive)
+    assert seen["games"] >= 3
+    assert seen["lost lives"] >= 12
+
+
+def transitions_in(replay):
+    """Returns (obs, next_obs, termination) of all rows that hold a transition of a memory of Ramp, in any order."""
+    torch.manual_seed(0)
+    batch = replay.sample(2000, CPU)
+    obs, next_obs = (x.flatten(1)[:, -1].tolist() for x in batch[:2])
+    return set(zip(map(int, obs), map(int, next_obs), map(int, batch.terminations.tolist()), strict=True))
+
+
+def memory_of_ramp(script, monkeypatch, tmp_path, end, num_envs=1, steps=8):
+    """Trains on Ramp, 3 steps an episode, without an update; returns the memory."""
+    made = []
+    init = script.ReplayBuffer.__init__
+    monkeypatch.setattr(script.ReplayBuffer, "__init__", lambda self, *args: (made.append(self), init(self, *args))[1])
+    prefix = "Vector" if script is dqn_cartpole_vec else ""
+    args = script.Args(
+        env_id=f"small_envs:{prefix}Ramp3{end}-v0",
+        num_envs=num_envs,
+        total_timesteps=steps,
+        learning_starts=0,
+        buffer_size=16 * num_envs,
+        eval_episodes=1,
+        threads=1,
+        cuda=False,
+        run_dir=str(tmp_path),
+    )
+    script.train(args)
+    (replay,) = made
+    return replay
+
+
+@both
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize(("end", "termination"), [("Trunc", 0), ("Term", 1), ("Both", 1)])
+def test_an_episode_ends_with_its_final_observation(script, monkeypatch, tmp_path, end, termination, num_envs):
+    """8 steps of each environment are 8 transitions: none of the reset is made up, and a time limit is no end."""
+    replay = memory_of_ramp(script, monkeypatch, tmp_path, end, num_envs, 8 * num_envs)
+    assert len(replay) == 8 * num_envs
+    assert transitions_in(replay) == {(0, 1, 0), (1, 2, 0), (2, 3, termination)}
+
+
+@both
+def test_a_reset_a_step_later_would_be_seen(script, monkeypatch, tmp_path):
+    """Where the environments reset themselves in a step of its own, as gymnasium's do by default, (3 -> 0) appears."""
+    init = SyncVectorEnv.__init__
+    monkeypatch.setattr(
+        SyncVectorEnv,
+        "__init__",
+        lambda self, *args, **kwargs: init(self, *args, **{**kwargs, "autoreset_mode": AutoresetMode.NEXT_STEP}),
+    )
+    # Without final observations a wrong script would take the next one.
+    monkeypatch.setattr(script, "true_next_obs", lambda next_obs, done, infos: next_obs)
+    replay = memory_of_ramp(script, monkeypatch, tmp_path, "Trunc")
+    assert (3, 0, 0) in transitions_in(replay)
+
+
+# ----- Memory -----
+def announced_bytes(script, monkeypatch, tmp_path, capsys, **changes):
+    """Returns the storage that a short run announces, rounded to 0.1 MiB, and the bytes of its memory's columns."""
+    sizes = []
+    init = script.ReplayBuffer.__init__
+
+    def noting(self, *args):
+        init(self, *args)
+        sizes.append(sum(column.nbytes for column in self.columns.values()))
+
+    monkeypatch.setattr(script.ReplayBuffer, "__init__", noting)
+    monkeypatch.setattr(script, "EVAL_MAX_STEPS", 8)
+    common = {"learning_starts": 0, "eval_episodes": 1, "threads": 1, "cuda": False, "run_dir": str(tmp_path)}
+    script.train(script.Args(**{**common, **changes}))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("storage: ")]
+    return float(line.split()[1].replace(",", "")) * 2**20, sizes[0]
+
+
+def test_images_take_a_byte_a_pixel_and_few_more(monkeypatch, tmp_path, capsys):
+    """A million of 84 x 84 bytes and 18 more are 6.59 GiB, where whole stacks with next ones would take 52.6."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**40))
+    announced, columns = announced_bytes(
+        dqn_atari, monkeypatch, tmp_path, capsys, buffer_size=1_000_000, num_envs=8, total_timesteps=8
+    )
+    assert columns == 7_074_000_000 <= 7.1 * 2**30
+    assert announced == pytest.approx(columns, abs=0.06 * 2**20)
+    replay = dqn_atari.ReplayBuffer(100_000, 8, (4, 84, 84), 4, CPU)
+    assert sum(column.nbytes for column in replay.columns.values()) == 707_400_000 <= 0.72 * 2**30
+
+
+def test_a_memory_takes_room_only_as_it_is_filled():
+    """A million images: 6.6 GiB when full, and some megabytes before."""
+    process = psutil.Process()
+    before = process.memory_info().rss
+    replay = dqn_atari.ReplayBuffer(1_000_000, 8, (4, 84, 84), 4, CPU)
+    assert len(replay) == 0
+    obs = np.zeros((8, 4, 84, 84), np.uint8)
+    for t in range(10):
+        replay.add(obs + t, obs + t + 1, np.arange(8), np.zeros(8), np.zeros(8, bool))
+    replay.sample(32, CPU)
+    assert replay.columns["frames"].nbytes == 7_056_000_000
+    assert process.memory_info().rss - before < 50 * 2**20
+
+
+def test_vectors_take_what_is_announced(monkeypatch, tmp_path, capsys):
+    """CartPole: two observations of 4 float32, an int64 and two float32 are 48 bytes."""
+    announced, columns = announced_bytes(
+        dqn_cartpole_vec, monkeypatch, tmp_path, capsys, buffer_size=200_000, num_envs=2, total_timesteps=16
+    )
+    assert columns == 200_000 * 48
+    assert announced == pytest.approx(columns, abs=0.06 * 2**20)
+
+
+# ----- Files -----
+def some_memory(script, transitions=30, capacity=64):
+    """Returns a memory with content, and one of the same sizes without."""
+    if script is dqn_atari:
+        replay, fresh = (script.ReplayBuffer(capacity, 2, (4, 1, 2), 4, CPU) for _ in range(2))
+        envs = Stacks(np.random.default_rng(0), 2, 4, (1, 2), 255, 0.2)
+        for _ in range(transitions // 2):
+            replay.add(*envs.step())
+    else:
+        replay, fresh = (script.ReplayBuffer(capacity, 2) for _ in range(2))
+        fill(replay, 2, transitions // 2)
+    return replay, fresh
+
+
+@both
+@pytest.mark.parametrize("transitions", [0, 2, 30, 62, 64, 66, 200])
+def test_a_memory_is_loaded_as_it_was_saved(script, tmp_path, capsys, transitions):
+    replay, fresh = some_memory(script, transitions)
+    script.save_replay(tmp_path / "replay.bin", replay, 1234)
+    assert [path.name for path in tmp_path.iterdir()] == ["replay.bin"]
+    assert script.load_replay(tmp_path / "replay.bin", fresh, 1234)
+    assert len(fresh) == len(replay)
+    assert capsys.readouterr().out == f"replay memory: {len(replay)} transitions\n"
+    before, after = all_sampled(replay), all_sampled(fresh)
+    assert before.keys() == after.keys()
+    for n in before:
+        assert_same_transition(before[n], after[n])
+
+
+@both
+def test_the_same_is_drawn_from_a_memory_that_was_loaded(script, tmp_path):
+    replay, fresh = some_memory(script)
+    script.save_replay(tmp_path / "replay.bin", replay, 1234)
+    script.load_replay(tmp_path / "replay.bin", fresh, 1234)
+    batches = []
+    for memory in (replay, fresh):
+        torch.manual_seed(5)
+        batches.append(memory.sample(64, CPU))
+    for one, other in zip(*batches, strict=True):
+        assert torch.equal(one, other)
+
+
+def with_header(content, **changes):
+    line, rest = content.split(b"\n", 1)
+    return json.dumps({**json.loads(line), **changes}).encode() + b"\n" + rest
+
+
+@both
+@pytest.mark.parametrize(("damage", "why"), [
+    (lambda content: content, "it is of step 1,234, the checkpoint of step 1,235"),
+    (lambda content: with_header(content, global_step=1235, columns={}), "it was made with other sizes"),
+    (lambda content: with_header(content, global_step=1235)[:-1], "it is damaged"),
+    (lambda content: with_header(content, global_step=1235)[:-100], "it is damaged"),
+    (lambda content: with_header(content, global_step=1235).split(b"\n")[0] + b"\n", "it is damaged"),
+    (lambda content: with_header(content, global_step=1235, state={}), "it is damaged"),
+    (lambda content: with_header(content, global_step=1235, state=3), "it is damaged"),
+    (lambda content: with_header(content, global_step=1235, state={"filled": "x", "position": 0}), "it is damaged"),
+    (lambda content: b"", "it is damaged"),
+    (lambda content: b"\n", "it is damaged"),
+    (lambda content: b"5\n", "it is damaged"),
+    (lambda content: b"[]\n", "it is damaged"),
+    (lambda content: b"null\n", "it is damaged"),
+    (lambda content: b"{}\n", "it is damaged"),
+    (lambda content: b"no memory at all", "it is damaged"),
+    (lambda content: bytes(range(256)) * 1000, "it is damaged"),
+    (lambda content: content[100:], "it is damaged"),
+], ids=["step", "sizes", "last byte", "cut", "header alone", "no state", "state 3", "filled x", "empty", "newline",
+        "number", "list", "null", "dict", "text", "bytes", "middle"])  # fmt: skip
+def test_a_file_that_does_not_fit_is_ignored_and_the_run_says_so(script, tmp_path, capsys, damage, why):
+    replay, fresh = some_memory(script)
+    path = tmp_path / "replay.bin"
+    script.save_replay(path, replay, 1234)
+    path.write_bytes(damage(path.read_bytes()))
+    assert script.load_replay(path, fresh, 1235) is False
+    out = capsys.readouterr().out
+    assert out.startswith(f"replay memory: a new one, since {why}")
+    assert out.count("\n") == 1
+    assert len(fresh) == 0
+
+
+@both
+def test_a_missing_file_is_no_fault(script, tmp_path, capsys):
+    _, fresh = some_memory(script)
+    assert script.load_replay(tmp_path / "replay.bin", fresh, 5) is False
+    assert capsys.readouterr().out == "replay memory: a new one, since there is none\n"
+
+
+@both
+def test_nothing_of_a_file_that_was_cut_stays_in_the_memory(script, tmp_path):
+    """Of 6,000 rows of the last column the first 4,096 can be read, the rest is missing."""
+    replay, fresh = some_memory(script, transitions=12_000, capacity=12_000)
+    path = tmp_path / "replay.bin"
+    script.save_replay(path, replay, 7)
+    path.write_bytes(path.read_bytes()[:-10])
+    assert script.load_replay(path, fresh, 7) is False
+    assert len(fresh) == 0
+    # What is added next is all there is.
+    rng = np.random.default_rng(1)
+    added, last = set(), None
+    for t in range(6):
+        number = 10**6 + 2 * t + np.arange(2)
+        added |= set(number.tolist())
+        shape = (2, 4, 1, 2) if script is dqn_atari else (2, 2)
+        # The first environment's episodes are one step long, so its rows are used up faster.
+        obs = rng.integers(1, 255, shape).astype(np.uint8)
+        if last is not None:
+            obs[1] = last[1]
+        next_obs = np.concatenate([obs[:, 1:], obs[:, :1] + 1], 1)
+        fresh.add(obs, next_obs, number, np.zeros(2), np.zeros(2, bool))
+        last = next_obs
+    assert set(fresh.sample(5000, CPU).actions.tolist()) == added
+
+
+@both
+def test_a_full_disk_leaves_the_old_file(script, tmp_path, monkeypatch):
+    replay, _ = some_memory(script)
+    path = tmp_path / "replay.bin"
+    script.save_replay(path, replay, 1)
+    old = path.read_bytes()
+
+    def no_space(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        script.save_replay(path, replay, 2)
+    assert path.read_bytes() == old
+    assert [entry.name for entry in tmp_path.iterdir()] == ["replay.bin"]
