@@ -83,7 +83,7 @@ class BalancingPlate(gym.Env[np.ndarray, Any], EzPickle):
     `action_format="discrete"`: `Discrete(4)`, the signs of two torques of the size `torque`:
 
     | action | torque of pitch | torque of roll | the ball, at rest in the middle, rolls to |
-    |--------|-----------------|----------------|-------------------------------------------|
+    | ------ | --------------- | -------------- | ----------------------------------------- |
     | 0      | -               | -              | -x, +y                                    |
     | 1      | -               | +              | +x, +y                                    |
     | 2      | +               | -              | -x, -y                                    |
@@ -96,18 +96,18 @@ class BalancingPlate(gym.Env[np.ndarray, Any], EzPickle):
 
     `Box` of 10 float32, or of the first 8 with `joint_velocities=False`; all times `observation_scale`:
 
-    | index | meaning                                                   | unit  | min  | max |
-    |-------|-----------------------------------------------------------|-------|------|-----|
-    | 0     | x of the ball's centre, from the middle                   | m     | -0.3 | 0.3 |
-    | 1     | y of the ball's centre, from the middle                   | m     | -0.3 | 0.3 |
-    | 2     | z of the ball's centre; 0.18 at rest on the level plate   | m     | -0.5 | 0.5 |
-    | 3     | speed of the ball along x                                 | m/s   | -10  | 10  |
-    | 4     | speed of the ball along y                                 | m/s   | -10  | 10  |
-    | 5     | speed of the ball along z                                 | m/s   | -10  | 10  |
-    | 6     | pitch                                                     | rad   | -1.6 | 1.6 |
-    | 7     | roll                                                      | rad   | -1.6 | 1.6 |
-    | 8     | speed of pitch                                            | rad/s | -100 | 100 |
-    | 9     | speed of roll                                             | rad/s | -100 | 100 |
+    | index | meaning                                                 | unit  | min  | max |
+    | ----- | ------------------------------------------------------- | ----- | ---- | --- |
+    | 0     | x of the ball's centre, from the middle                 | m     | -0.3 | 0.3 |
+    | 1     | y of the ball's centre, from the middle                 | m     | -0.3 | 0.3 |
+    | 2     | z of the ball's centre; 0.18 at rest on the level plate | m     | -0.5 | 0.5 |
+    | 3     | speed of the ball along x                               | m/s   | -10  | 10  |
+    | 4     | speed of the ball along y                               | m/s   | -10  | 10  |
+    | 5     | speed of the ball along z                               | m/s   | -10  | 10  |
+    | 6     | pitch                                                   | rad   | -1.6 | 1.6 |
+    | 7     | roll                                                    | rad   | -1.6 | 1.6 |
+    | 8     | speed of pitch                                          | rad/s | -100 | 100 |
+    | 9     | speed of roll                                           | rad/s | -100 | 100 |
 
     The axes are those of the room; the hinges cross at (0, 0, 0.15). Without the last two the observation does not
     tell where the plate is going: a DQN that learns the task with them did not learn it without.
@@ -136,22 +136,22 @@ class BalancingPlate(gym.Env[np.ndarray, Any], EzPickle):
     experiment from which the task comes: from its start in the middle the ball can be kept, but from 5 cm off it the
     torque cannot bring it back. (m g times 44 mm is 0.0003 N m.)
 
-    | argument              | default    | original | meaning                                                       |
-    |-----------------------|------------|----------|---------------------------------------------------------------|
-    | `torque`              | 0.003      | 0.0003   | N m, above 0, at most 0.1                                     |
-    | `frame_skip`          | 4          | 1        | physics steps of 1/100 s in a decision, 1 to 20               |
-    | `ball_range`          | 0.05       | 0        | m, 0 to 0.12                                                  |
-    | `tilt_range`          | 0.0524 (3 degrees) | 0.0005 | rad, 0 to 0.2                                           |
-    | `tilt_velocity_range` | 0          | 0.00005  | rad/s, 0 to 1                                                 |
-    | `drop_height`         | 0          | 0.02     | m, 0 to 0.1                                                   |
-    | `damping`             | 0          | 0.04     | Bullet's linear and angular damping, 0 to 1                   |
-    | `joint_velocities`    | True       | False    | the last two numbers of the observation                       |
-    | `observation_scale`   | 1          | 10       | above 0, at most 1000                                         |
-    | `reward_kind`         | "distance" | "alive"  | see Rewards                                                   |
-    | `action_format`       | "discrete" | "multi"  | see Action Space                                              |
-    | `fall`                | "edge"     | "height" | see Episode End                                               |
-    | `render_mode`         | None       | None     | "rgb_array": `render` gives pictures; "human": a window       |
-    | `width`, `height`     | 480, 320   | 480, 320 | of a picture, 16 to 4096                                      |
+    | argument              | default    | original | meaning                                         |
+    | --------------------- | ---------- | -------- | ----------------------------------------------- |
+    | `torque`              | 0.003      | 0.0003   | N m, above 0, at most 0.1                       |
+    | `frame_skip`          | 4          | 1        | physics steps of 1/100 s in a decision, 1 to 20 |
+    | `ball_range`          | 0.05       | 0        | m, 0 to 0.12                                    |
+    | `tilt_range`          | 0.0524     | 0.0005   | rad, 0 to 0.2; 0.0524 is 3 degrees              |
+    | `tilt_velocity_range` | 0          | 0.00005  | rad/s, 0 to 1                                   |
+    | `drop_height`         | 0          | 0.02     | m, 0 to 0.1                                     |
+    | `damping`             | 0          | 0.04     | Bullet's linear and angular damping, 0 to 1     |
+    | `joint_velocities`    | True       | False    | the last two numbers of the observation         |
+    | `observation_scale`   | 1          | 10       | above 0, at most 1000                           |
+    | `reward_kind`         | "distance" | "alive"  | see Rewards                                     |
+    | `action_format`       | "discrete" | "multi"  | see Action Space                                |
+    | `fall`                | "edge"     | "height" | see Episode End                                 |
+    | `render_mode`         | None       | None     | "rgb_array": pictures; "human": a window        |
+    | `width`, `height`     | 480, 320   | 480, 320 | of a picture, 16 to 4096                        |
 
     ## Version History
 
@@ -236,10 +236,9 @@ class BalancingPlate(gym.Env[np.ndarray, Any], EzPickle):
             bullet.createVisualShape(bullet.GEOM_SPHERE, radius=BALL_RADIUS, rgbaColor=(0.9, 0.3, 0.1, 1)),
             PARKED,
         )
-        damping = {"linearDamping": settings.damping, "angularDamping": settings.damping, "jointDamping": 0}
-        for link in (-1, PITCH, ROLL):
-            bullet.changeDynamics(self.plate, link, **damping)
-        bullet.changeDynamics(self.ball, -1, **damping)
+        for body in (self.plate, self.ball):
+            # Given for the base, -1, it holds for all links.
+            bullet.changeDynamics(body, -1, linearDamping=settings.damping, angularDamping=settings.damping)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         """Starts an episode with the ball on the plate; `options` has no effect."""

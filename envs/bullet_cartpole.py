@@ -70,8 +70,8 @@ class BulletCartPole(gym.Env[np.ndarray, np.int64], EzPickle):
 
     `Discrete(2)`:
 
-    | action | meaning                           |
-    |--------|-----------------------------------|
+    | action | meaning                            |
+    | ------ | ---------------------------------- |
     | 0      | push with `force` to -x for 1/20 s |
     | 1      | push with `force` to +x for 1/20 s |
 
@@ -79,12 +79,12 @@ class BulletCartPole(gym.Env[np.ndarray, np.int64], EzPickle):
 
     `Box` of 4 float32:
 
-    | index | meaning                                          | unit  | min            | max           |
-    |-------|--------------------------------------------------|-------|----------------|---------------|
-    | 0     | position of the cart                             | m     | -(x_limit + 5) | x_limit + 5   |
-    | 1     | speed of the cart                                | m/s   | -100           | 100           |
-    | 2     | angle of the pole, 0 upright, positive towards +x | rad   | -pi            | pi            |
-    | 3     | angular speed of the pole                        | rad/s | -100           | 100           |
+    | index | meaning                                           | unit  | min            | max         |
+    | ----- | ------------------------------------------------- | ----- | -------------- | ----------- |
+    | 0     | position of the cart                              | m     | -(x_limit + 5) | x_limit + 5 |
+    | 1     | speed of the cart                                 | m/s   | -100           | 100         |
+    | 2     | angle of the pole, 0 upright, positive towards +x | rad   | -pi            | pi          |
+    | 3     | angular speed of the pole                         | rad/s | -100           | 100         |
 
     ## Rewards
 
@@ -106,19 +106,19 @@ class BulletCartPole(gym.Env[np.ndarray, np.int64], EzPickle):
     experiment from which the task comes. In that the motor with which PyBullet holds every joint was left on at the
     slider, where it eats 20 N of the 50 N; one coarse step per decision and Bullet's damping distort the motion.
 
-    | argument               | default   | original      | meaning                                             |
-    |------------------------|-----------|---------------|-----------------------------------------------------|
-    | `force`                | 10        | 50            | N, above 0, at most 100                             |
-    | `start_range`          | 0.05      | 0.05          | m and rad, 0 to 0.2, below `angle_limit`            |
-    | `start_velocity_range` | 0.05      | 0             | m/s and rad/s, 0 to 1                               |
-    | `x_limit`              | 10        | 10            | m, above 0, at most 12                              |
-    | `angle_limit`          | 0.2095    | 0.2095        | rad, above 0, at most 1.5                           |
-    | `substeps`             | 12        | 1             | physics steps of a decision, 1 to 100               |
-    | `damping`              | 0         | 0.04          | Bullet's linear and angular damping, 0 to 1         |
-    | `slider_motor`         | False     | True          | leave PyBullet's motor on the slider on             |
-    | `reward_kind`          | "alive"   | "zero_at_end" | see Rewards                                         |
-    | `render_mode`          | None      | None          | "rgb_array": `render` gives pictures; "human": a window |
-    | `width`, `height`      | 480, 320  | 480, 320      | of a picture, 16 to 4096                            |
+    | argument               | default  | original      | meaning                                     |
+    | ---------------------- | -------- | ------------- | ------------------------------------------- |
+    | `force`                | 10       | 50            | N, above 0, at most 100                     |
+    | `start_range`          | 0.05     | 0.05          | m and rad, 0 to 0.2, below `angle_limit`    |
+    | `start_velocity_range` | 0.05     | 0             | m/s and rad/s, 0 to 1                       |
+    | `x_limit`              | 10       | 10            | m, above 0, at most 12                      |
+    | `angle_limit`          | 0.2095   | 0.2095        | rad, above 0, at most 1.5                   |
+    | `substeps`             | 12       | 1             | physics steps of a decision, 1 to 100       |
+    | `damping`              | 0        | 0.04          | Bullet's linear and angular damping, 0 to 1 |
+    | `slider_motor`         | False    | True          | leave PyBullet's motor on the slider on     |
+    | `reward_kind`          | "alive"  | "zero_at_end" | see Rewards                                 |
+    | `render_mode`          | None     | None          | "rgb_array": pictures; "human": a window    |
+    | `width`, `height`      | 480, 320 | 480, 320      | of a picture, 16 to 4096                    |
 
     ## Version History
 
@@ -188,9 +188,8 @@ class BulletCartPole(gym.Env[np.ndarray, np.int64], EzPickle):
         # PyBullet starts every joint with a motor that holds it.
         for joint in (HINGE,) if settings.slider_motor else (SLIDER, HINGE):
             bullet.setJointMotorControl2(self.body, joint, bullet.VELOCITY_CONTROL, force=0)
-        damping = {"linearDamping": settings.damping, "angularDamping": settings.damping, "jointDamping": 0}
-        for link in (-1, SLIDER, HINGE):
-            bullet.changeDynamics(self.body, link, **damping)
+        # Given for the base, -1, it holds for all links.
+        bullet.changeDynamics(self.body, -1, linearDamping=settings.damping, angularDamping=settings.damping)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         """Starts an episode near the middle, the pole nearly upright; `options` has no effect."""
