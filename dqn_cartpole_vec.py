@@ -524,9 +524,9 @@ class Evaluation(NamedTuple):
     measures: list[dict[str, float]]
 
     def mean_measures(self) -> dict[str, float]:
-        """Returns the mean of each measure over the episodes."""
-        names = self.measures[0] if self.measures else {}
-        return {name: float(np.mean([measured[name] for measured in self.measures])) for name in names}
+        """Returns the mean of each measure over the episodes that have it; one that was cut off has none."""
+        names = dict.fromkeys(name for measured in self.measures for name in measured)
+        return {name: float(np.mean([x[name] for x in self.measures if name in x])) for name in names}
 
 
 def quality(evaluation: Evaluation) -> list[float]:

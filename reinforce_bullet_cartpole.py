@@ -206,7 +206,6 @@ def make_env(args: Args, training: bool, render_mode: str | None = None) -> Call
         check_spaces(env, args)
         # For environments that draw actions of their own.
         env.action_space.seed(args.seed)
-        env = gym.wrappers.RecordEpisodeStatistics(env, stats_key="whole_episode")
         if env.action_space.start != 0:
             first, count = int(env.action_space.start), int(env.action_space.n)
             env = gym.wrappers.TransformAction(env, lambda action: action + first, gym.spaces.Discrete(count))
@@ -261,14 +260,6 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict[str, Any])
     for i in np.flatnonzero(done):
         true_obs[i] = infos["final_obs"][i]
     return true_obs
-
-
-def finished_episodes(infos: dict[str, Any]) -> list[tuple[float, int]]:
-    """Returns (score, length) of each whole episode that ended in this step; a lost life alone is none."""
-    final_info = infos.get("final_info", {})
-    ended = np.flatnonzero(final_info.get("_whole_episode", []))
-    episode = final_info.get("whole_episode", {})
-    return [(float(episode["r"][i]), int(episode["l"][i])) for i in ended]
 
 
 def check_finite(where: str, **arrays: np.ndarray) -> None:
@@ -348,7 +339,9 @@ def discounted_returns(rewards: list[float], gamma: float) -> Tensor:
 
 def normalised(x: Tensor) -> Tensor:
     """Returns (T,) with mean 0 and deviation 1; a single number or equal ones become 0."""
-    return (x - x.mean()) / (x.std(correction=0) + 1e-8)
+    # In float32 the mean of equal numbers need not be one of them, and what is left would be scaled up to 1.
+    x = x.double()
+    return ((x - x.mean()) / (x.std(correction=0) + 1e-8)).float()
 
 
 def reinforce_loss(logprobs: Tensor, weights: Tensor, num_episodes: int) -> Tensor:
@@ -379,9 +372,9 @@ class Evaluation(NamedTuple):
     measures: list[dict[str, float]]
 
     def mean_measures(self) -> dict[str, float]:
-        """Returns the mean of each measure over the episodes."""
-        names = self.measures[0] if self.measures else {}
-        return {name: float(np.mean([measured[name] for measured in self.measures])) for name in names}
+        """Returns the mean of each measure over the episodes that have it; one that was cut off has none."""
+        names = dict.fromkeys(name for measured in self.measures for name in measured)
+        return {name: float(np.mean([x[name] for x in self.measures if name in x])) for name in names}
 
 
 def quality(evaluation: Evaluation) -> list[float]:
@@ -518,9 +511,10 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
     with ExitStack() as cleanup:
         stop = cleanup.enter_context(StopSignal())
         envs = cleanup.enter_context(closing_envs(make_envs(args, args.num_envs, training=True)))
-        limit = args.max_episode_steps or find_spec(args.env_id).max_episode_steps or EVAL_MAX_STEPS
-        # float32 observations, actions and rewards of the episodes of one update.
-        storage_bytes = 4 * args.episodes_per_update * limit * (envs.single_observation_space.shape[0] + 2)
+        limit = find_spec(args.env_id).max_episode_steps if args.max_episode_steps is None else args.max_episode_steps
+        # The episodes of one update. Besides the numbers of the observation python's objects take 300 bytes a step.
+        step_bytes = envs.single_observation_space.dtype.itemsize * envs.single_observation_space.shape[0] + 300
+        storage_bytes = args.episodes_per_update * (limit or EVAL_MAX_STEPS) * step_bytes
         check_memory(storage_bytes, torch.device("cpu"))
 
         agent = make_agent(args, envs, device)

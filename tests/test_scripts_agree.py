@@ -20,6 +20,7 @@ ALLOWED = {
     "make_agent": "hands the networks, which differ, their arguments",
     "make_envs": "Atari has two ways to make them",
     "ReplayBuffer": "images are held as single frames, vectors whole",
+    "quality": "plates are told apart by the distance of the ball too",
 }
 
 

@@ -1,0 +1,99 @@
+"""What tests of several scripts need to train for an instant, and to look at what such a run leaves behind."""
+
+import dataclasses
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+
+def flags_of(args):
+    """Returns the command line that gives these arguments."""
+    flags = []
+    for name, value in dataclasses.asdict(args).items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, tuple):
+            flags += [flag, *map(str, value)]
+        elif value is not None:
+            flags.append(f"{flag}={value}")
+    return flags
+
+
+def only_run(run_dir):
+    (folder,) = Path(run_dir).iterdir()
+    return folder
+
+
+def load(folder, name="latest.pt"):
+    return torch.load(folder / name, weights_only=True)
+
+
+def scalars(folder):
+    """Returns {tag: [(step, value), ...]} of all event files in a run folder, purged as TensorBoard purges."""
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def assert_equal(one, other, where=""):
+    """Compares nested dicts, lists and tensors bit for bit."""
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_equal(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for i, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_equal(a, b, f"{where}.{i}")
+    else:
+        assert one == other, where
+
+
+def spy(monkeypatch, owner, name, note):
+    """Lets `note(*arguments)` see each call of a function, or of a method, which does what it always did."""
+    function = getattr(owner, name)
+
+    def noting(*args, **kwargs):
+        note(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, noting)
+
+
+def command_line(script, monkeypatch, *flags):
+    monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *flags])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    script.main()
+
+
+def failed(script, monkeypatch, capsys, *flags):
+    """Runs the command line, which must fail; returns exit status and what it says on standard error, as one line."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exit_info:
+        command_line(script, monkeypatch, *flags)
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    if not text.startswith("error: "):
+        # What the class of arguments checks comes in the parser's box.
+        assert "--help" in text
+        return exit_info.value.code, re.sub(r"[│|\s]+", " ", text)
+    assert text.count("\n") == 1, text
+    return exit_info.value.code, text
+
+
+def resume(script, monkeypatch, path, *flags):
+    """Goes on with a run, on a clock that is a minute ahead.
+
+    TensorBoard orders event files by the second in their names, and a real start takes longer than one.
+    """
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 60)
+    command_line(script, monkeypatch, "--resume", str(path), "--threads=1", "--no-cuda", "--no-progress", *flags)

@@ -1,0 +1,886 @@
+"""reinforce_bullet_cartpole.py: returns, gradients, which episodes count, what is logged, and resumed runs."""
+
+import dataclasses
+import itertools
+import math
+import os
+import signal
+import subprocess
+import sys
+from copy import deepcopy
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import pytest
+import small_envs
+import torch
+from conftest import ROOT
+from short_runs import assert_equal, command_line, failed, flags_of, load, only_run, resume, scalars, spy
+from torch import nn
+
+import reinforce_bullet_cartpole as script
+
+posix = pytest.mark.skipif(os.name == "nt", reason="Windows ends a process at once instead of sending SIGTERM")
+
+# 10 updates of 4 episodes, played in 2 environments.
+TINY = {
+    "env_id": "small_envs:VectorRamp3Term-v0",
+    "num_envs": 2,
+    "total_episodes": 40,
+    "episodes_per_update": 4,
+    "learning_rate": 1e-2,
+    "learning_rate_final": 1e-3,
+    "gamma": 0.5,
+    "hidden_sizes": (8,),
+    "norm_returns": True,
+    "baseline": False,
+    "skip_truncated": False,
+    "eval_episodes": 2,
+    "eval_every": 0,
+    "checkpoint_every": 0,
+    "threads": 1,
+    "cuda": False,
+    "progress": False,
+}
+
+
+def tiny(run_dir, env="VectorRamp3Term", **changes):
+    env_id = env if "-" in env else f"small_envs:{env}-v0"
+    return script.Args(**{**TINY, "env_id": env_id, "run_dir": str(run_dir), **changes})
+
+
+class Lengths(gym.Env):
+    """The observation is [k] after k steps, and each step pays 1.
+
+    Args:
+        lengths: of the episodes, in turn; 0 for 1 or 10 at random.
+        truncated: which episodes end by a time limit, in turn.
+    """
+
+    def __init__(self, lengths=(0,), truncated=(False,)):
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self.lengths, self.truncated = itertools.cycle(lengths), itertools.cycle(truncated)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = next(self.lengths) or int(self.np_random.choice([1, 10]))
+        self.limited, self.count = next(self.truncated), 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        self.count += 1
+        ended = self.left == 0
+        return np.full(1, self.count, np.float32), 1.0, ended and not self.limited, ended and self.limited, {}
+
+
+class TwoSteps(gym.Env):
+    """The observation is [1, 0] and then [0, 1]; FIRST of the first action is paid at once, the rest at the end."""
+
+    FIRST, LATER, SECOND = (1.0, 0.0, -1.0), (0.0, 3.0, 1.0), (2.0, -1.0, 0.5)
+
+    def __init__(self):
+        self.observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.first = None
+        return np.array([1, 0], np.float32), {}
+
+    def step(self, action):
+        if self.first is None:
+            self.first = action
+            return np.array([0, 1], np.float32), self.FIRST[action], False, False, {}
+        return np.array([1, 1], np.float32), self.LATER[self.first] + self.SECOND[action], True, False, {}
+
+
+class Unequal(gym.vector.SyncVectorEnv):
+    """Each environment after the first has episodes of 10 steps, whatever the factories say."""
+
+    def __init__(self, env_fns, **kwargs):
+        super().__init__(env_fns, **kwargs)
+        for env in self.envs[1:]:
+            env.unwrapped.lengths = itertools.cycle([10])
+
+
+for name, entry_point, options in (
+    ("OneStep", Lengths, {"lengths": (1,)}),
+    ("OneOrTen", Lengths, {}),
+    ("EveryFourthCut", Lengths, {"lengths": (3, 2, 2, 3), "truncated": (False, False, True, False)}),
+    ("TwoSteps", TwoSteps, {}),
+):
+    gym.register(f"{name}-v0", entry_point=entry_point, kwargs=options, disable_env_checker=True)
+
+
+def learned_from(monkeypatch):
+    """Returns the list to which each update adds the lengths of the episodes that it learns from."""
+    lengths, updates = [], []
+
+    def note(logprobs, weights, num_episodes):
+        assert num_episodes == len(lengths)
+        assert len(logprobs) == len(weights) == sum(lengths)
+        updates.append(lengths.copy())
+        lengths.clear()
+
+    spy(monkeypatch, script, "discounted_returns", lambda rewards, gamma: lengths.append(len(rewards)))
+    spy(monkeypatch, script, "reinforce_loss", note)
+    return updates
+
+
+def watch_steps(monkeypatch, frozen=False):
+    """Returns the list to which each step of Adam adds (rate, gradients); frozen, the weights stay as they are."""
+    seen, step = [], torch.optim.Adam.step
+
+    def watched(self, *args, **kwargs):
+        (group,) = self.param_groups
+        seen.append((group["lr"], [p.grad.clone() for p in group["params"]]))
+        return None if frozen else step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", watched)
+    return seen
+
+
+def with_weights(monkeypatch, **weights):
+    """Lets each new agent start with these weights."""
+    make_agent = script.make_agent
+
+    def made(*args):
+        agent = make_agent(*args)
+        with torch.no_grad():
+            for name, parameter in agent.named_parameters():
+                parameter.copy_(torch.tensor(weights[name.replace(".", "_")]))
+        return agent
+
+    monkeypatch.setattr(script, "make_agent", made)
+
+
+# ----- Returns and losses -----
+@pytest.mark.parametrize(
+    ("rewards", "gamma", "returns"),
+    [
+        ([1.0, 1.0, 1.0], 0.99, [2.9701, 1.99, 1.0]),
+        ([1.0, -2.0, 4.0], 0.5, [1.0, 0.0, 4.0]),
+        ([1.0, 2.0, 3.0], 1.0, [6.0, 5.0, 3.0]),
+        ([1.0, 2.0, 3.0], 0.0, [1.0, 2.0, 3.0]),
+        ([7.0], 0.9, [7.0]),
+        # 1 / (1 - 0.9) is 10, less what comes after 200 steps.
+        ([1.0] * 200, 0.9, [10 * (1 - 0.9**k) for k in range(200, 0, -1)]),
+    ],
+)
+def test_returns(rewards, gamma, returns):
+    before = rewards.copy()
+    got = script.discounted_returns(rewards, gamma)
+    torch.testing.assert_close(got, torch.tensor(returns))
+    assert rewards == before
+
+
+def test_normalised_returns_have_mean_0_and_deviation_1():
+    # 2, 4 and 9: mean 5, variance (9 + 1 + 16) / 3.
+    deviation = (26 / 3) ** 0.5
+    x = torch.tensor([2.0, 4.0, 9.0])
+    got = script.normalised(x)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, torch.tensor([-3.0, -1.0, 4.0]) / deviation)
+    assert x.tolist() == [2.0, 4.0, 9.0]
+    got = script.normalised(script.discounted_returns([1.0] * 3, 0.99))
+    # In all digits, by the same formulas: mean 1.98670, deviation 0.80433.
+    torch.testing.assert_close(got, torch.tensor([1.22263, 0.00410, -1.22673]), rtol=1e-4, atol=1e-5)
+    # Returns far from 0 as well, and far apart.
+    for scale, offset in ((1e-3, 0.0), (1.0, 1e4), (1e6, 0.0)):
+        got = script.normalised(scale * torch.arange(100.0) + offset)
+        assert got.mean().item() == pytest.approx(0, abs=1e-5)
+        assert got.std(correction=0).item() == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 7, 13, 15, 64, 501])
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 333.3333, -1e4 / 7, 3e6 / 7])
+def test_equal_returns_become_0(count, value):
+    """In float32 the mean of six times 333.3333 is another number, and what is left would become 1."""
+    assert script.normalised(torch.full((count,), value)).abs().max().item() < 1e-6
+
+
+def test_the_loss_is_a_sum_over_steps_and_a_mean_over_episodes():
+    logprobs = torch.tensor([-0.5, -1.0, -2.0], requires_grad=True)
+    weights = torch.tensor([3.0, 1.0, -2.0], requires_grad=True)
+    # 3 * -0.5 - 1 * 1 - 2 * -2 = 1.5, and half of it, negated.
+    loss = script.reinforce_loss(logprobs, weights, 2)
+    assert loss.item() == pytest.approx(-0.75)
+    loss.backward()
+    assert logprobs.grad.tolist() == [-1.5, -0.5, 1.0]
+    assert weights.grad is None
+    with pytest.raises(AssertionError, match="want"):
+        script.reinforce_loss(torch.zeros(3, 1), torch.zeros(3), 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "weights"),
+    [
+        # Returns of rewards 1, 1 with gamma 0.5.
+        ({}, [1.5, 1.0]),
+        # Their mean is 1.25, the deviation 0.25.
+        ({"norm_returns": True}, [1.0, -1.0]),
+        # Values 0.5 x + 0.25 of the observations 0 and 1.
+        ({"baseline": True}, [1.25, 0.25]),
+        ({"baseline": True, "norm_returns": True}, [1.0, -1.0]),
+    ],
+)
+def test_the_gradient_of_a_two_step_episode(tmp_path, monkeypatch, changes, weights):
+    """A whole run of one episode with a linear policy: logits (0.3 x + 0.1, -0.2 x) of the observations 0 and 1."""
+    actions = []
+    spy(monkeypatch, small_envs.Ramp, "step", lambda self, action: actions.append(int(action)))
+    start = {"policy_0_weight": [[0.3], [-0.2]], "policy_0_bias": [0.1, 0.0]}
+    with_weights(monkeypatch, baseline_0_weight=[[0.5]], baseline_0_bias=[0.25], **start)
+    steps = watch_steps(monkeypatch)
+    own = {"num_envs": 1, "episodes_per_update": 1, "total_episodes": 1, "hidden_sizes": (), "norm_returns": False}
+    script.train(tiny(tmp_path, "VectorRamp2Trunc", **{**own, **changes}))
+    ((_, gradients),) = steps
+
+    weight_gradient, bias_gradient = np.zeros(2), np.zeros(2)
+    for x, action, weight in zip((0, 1), actions, weights, strict=False):
+        odds = np.exp([0.3 * x + 0.1, -0.2 * x])
+        # d log pi(a) / d logit k is 1 where k is a, less pi(k).
+        of_logits = (np.arange(2) == action) - odds / odds.sum()
+        bias_gradient -= weight * of_logits
+        weight_gradient -= weight * of_logits * x
+    assert gradients[0].flatten().tolist() == pytest.approx(weight_gradient.tolist(), rel=1e-4)
+    assert gradients[1].tolist() == pytest.approx(bias_gradient.tolist(), rel=1e-4)
+    length = (weight_gradient**2).sum() + (bias_gradient**2).sum()
+    if "baseline" in changes:
+        # Half the mean of the squared errors 0.25 - 1.5 and 0.75 - 1.
+        assert gradients[2].flatten().tolist() == pytest.approx([-0.25 / 2])
+        assert gradients[3].tolist() == pytest.approx([-(1.25 + 0.25) / 2])
+        length += (0.25 / 2) ** 2 + 0.75**2
+    logged = scalars(only_run(tmp_path))
+    assert logged["losses/grad_norm"] == [(2, pytest.approx(length**0.5, rel=1e-4))]
+    if "baseline" in changes:
+        assert logged["losses/value_loss"] == [(2, pytest.approx((1.25**2 + 0.25**2) / 4))]
+    else:
+        assert "losses/value_loss" not in logged
+
+
+@pytest.mark.parametrize("baseline", [False, True])
+def test_the_gradient_is_the_analytic_one_up_to_the_sampling_error(tmp_path, monkeypatch, baseline):
+    """3,000 episodes of one policy: each part of the mean gradient is within 4 of its standard errors."""
+    odds, gamma, episodes = np.array([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]]), 0.8, 3000
+    # The logits of the first step stand in the first column, those of the second one in the other, the bias is 0.
+    weights = {"policy_0_weight": np.log(odds).T.tolist(), "policy_0_bias": [0.0] * 3}
+    # A baseline worth having: V is 1.5 at the first step, 0.7 at the second.
+    with_weights(monkeypatch, baseline_0_weight=[[1.0, 0.2]], baseline_0_bias=[0.5], **weights)
+    steps = watch_steps(monkeypatch, frozen=True)
+    own = {"num_envs": 5, "episodes_per_update": 300, "total_episodes": episodes, "hidden_sizes": ()}
+    args = tiny(tmp_path, "TwoSteps-v0", gamma=gamma, norm_returns=False, baseline=baseline, **own)
+    script.train(args)
+    assert len(steps) == 10
+    got = -torch.stack([gradients[0] for _, gradients in steps]).mean(0).numpy()
+
+    # The gradient of the discounted return: pi(k) * (what action k brings - the mean of that); the second step's
+    # reward counts gamma for the first action, and 1 for the second action itself.
+    brings = np.array([np.add(TwoSteps.FIRST, gamma * np.array(TwoSteps.LATER)), TwoSteps.SECOND])
+    analytic = (odds * (brings - (odds * brings).sum(1, keepdims=True))).T
+
+    # The deviation of one episode's gradient, over its nine courses.
+    values = [1.5, 0.7] if baseline else [0.0, 0.0]
+    mean, square = np.zeros((3, 2)), np.zeros((3, 2))
+    for first, second in itertools.product(range(3), range(3)):
+        at_end = TwoSteps.LATER[first] + TwoSteps.SECOND[second]
+        returns = (TwoSteps.FIRST[first] + gamma * at_end, at_end)
+        of_logits = (np.eye(3)[[first, second]] - odds) * (np.array(returns) - values)[:, None]
+        chance = odds[0, first] * odds[1, second]
+        mean += chance * of_logits.T
+        square += chance * of_logits.T**2
+    np.testing.assert_allclose(mean, analytic, atol=1e-12)
+    error = np.sqrt((square - mean**2) / episodes)
+    # Small enough: without gamma 0.48 would stand in the place of 0.366.
+    assert analytic.flatten().tolist() == pytest.approx([-0.09, 0.3, 0.366, -0.3, -0.276, 0.0])
+    assert error.max() < 0.025
+    assert (np.abs(got - analytic) <= 4 * error).all(), (got, analytic, error)
+
+
+def test_a_baseline_learns_the_returns(tmp_path):
+    """Of three steps that pay 1 the returns with gamma 0.5 are 1.75, 1.5 and 1."""
+    own = {"total_episodes": 600, "hidden_sizes": (16,), "learning_rate": 3e-2, "learning_rate_final": 1e-3}
+    agent, _ = script.train(tiny(tmp_path, baseline=True, **own))
+    with torch.no_grad():
+        values = agent.value(torch.tensor([[0.0], [1.0], [2.0]]))
+    assert values.tolist() == pytest.approx([1.75, 1.5, 1.0], abs=0.05)
+    losses = [value for _, value in scalars(only_run(tmp_path))["losses/value_loss"]]
+    assert losses[-1] < 0.01 < losses[0]
+
+
+def test_a_policy_without_a_baseline_has_no_values():
+    agent = script.Agent(3, 2, (5, 7))
+    assert [tuple(x.shape) for x in agent.parameters()] == [(5, 3), (5,), (7, 5), (7,), (2, 7), (2,)]
+    assert agent.value(torch.ones(4, 3)).tolist() == [0.0] * 4
+    assert [tuple(x.shape) for x in script.Agent(3, 2, (), baseline=True).parameters()] == [(2, 3), (2,), (1, 3), (1,)]
+    # Numbers of other types are taken as float32.
+    double = agent(torch.ones(1, 3, dtype=torch.float64)).logits
+    torch.testing.assert_close(double, agent(torch.ones(1, 3)).logits)
+
+
+def test_actions_are_the_most_probable_ones_or_sampled():
+    torch.manual_seed(0)
+    agent = script.Agent(1, 3, ())
+    with torch.no_grad():
+        agent.policy[0].weight.zero_()
+        agent.policy[0].bias.copy_(torch.tensor([0.2, 0.5, 0.3]).log())
+        obs = torch.zeros(10_000, 1)
+        assert torch.bincount(agent.act(obs, greedy=True), minlength=3).tolist() == [0, 10_000, 0]
+        counts = torch.bincount(agent.act(obs, greedy=False), minlength=3)
+    # Deviations 40, 50 and 46.
+    assert counts.tolist() == pytest.approx([2000, 5000, 3000], abs=5 * 46)
+
+
+# ----- Which episodes count -----
+@pytest.mark.parametrize(
+    ("changes", "updates"),
+    [
+        # One environment's episodes take 1 step, the other's 10: while the long one lasts, all others are short.
+        ({"episodes_per_update": 2, "total_episodes": 4}, [[1, 10]] * 2),
+        ({"episodes_per_update": 4, "total_episodes": 4}, [[1, 1, 1, 10]]),
+        # No multiple of the environments; the last update has one episode left to play.
+        ({"episodes_per_update": 3, "total_episodes": 7}, [[1, 1, 10], [1, 1, 10], [1]]),
+        # And two.
+        ({"episodes_per_update": 3, "total_episodes": 8}, [[1, 1, 10], [1, 1, 10], [1, 10]]),
+        # 12 that are started one after the other: the long one ends with the 10th, and then there are two more.
+        ({"episodes_per_update": 13, "total_episodes": 13}, [[*[1] * 10, 10, 10, 1]]),
+        ({"num_envs": 1, "episodes_per_update": 2, "total_episodes": 3}, [[1, 1], [1]]),
+    ],
+)
+def test_every_episode_that_was_started_counts_once(tmp_path, monkeypatch, changes, updates):
+    monkeypatch.setattr(script, "SyncVectorEnv", Unequal)
+    got = learned_from(monkeypatch)
+    script.train(tiny(tmp_path, "OneStep-v0", **changes))
+    if len(updates[0]) == 13:
+        # Within one update the order is that of their ends; started were 11 short ones and 2 long ones, or 12 and 1.
+        assert [sorted(update) for update in got] == [[1] * 11 + [10] * 2]
+        updates = got
+    assert got == updates
+    folder = only_run(tmp_path)
+    counters = load(folder)["counters"]
+    counted = {name: counters[name] for name in ("global_step", "updates", "episodes")}
+    total = sum(map(sum, updates))
+    assert counted == {"global_step": total, "updates": len(updates), "episodes": changes["total_episodes"]}
+    logged = scalars(folder)
+    # One point for each episode, in the order of their ends.
+    assert [value for _, value in logged["charts/episodic_length"]] == list(itertools.chain(*updates))
+    assert [value for _, value in logged["charts/episodic_return"]] == list(itertools.chain(*updates))
+    ends = np.cumsum([sum(update) for update in updates]).tolist()
+    for tag in ("losses/policy_loss", "charts/learning_rate", "charts/truncated_fraction"):
+        assert [step for step, _ in logged[tag]] == ends, tag
+
+
+def test_short_episodes_are_not_preferred(tmp_path, monkeypatch):
+    """Half of the episodes take 1 step and half 10; those that end first would be short ones more often."""
+    updates = learned_from(monkeypatch)
+    script.train(tiny(tmp_path, "OneOrTen-v0", num_envs=3, episodes_per_update=4, total_episodes=400))
+    lengths = list(itertools.chain(*updates))
+    assert len(lengths) == 400
+    # 200 with a deviation of 10.
+    assert lengths.count(10) == pytest.approx(200, abs=4 * 10)
+    assert load(only_run(tmp_path))["counters"]["global_step"] == sum(lengths)
+
+
+def test_episodes_are_logged_at_the_step_of_their_end(tmp_path, monkeypatch):
+    """Both environments step twice; then the first is at its third episode while the other one is at its first."""
+    monkeypatch.setattr(script, "SyncVectorEnv", Unequal)
+    script.train(tiny(tmp_path, "OneStep-v0", episodes_per_update=4, total_episodes=8))
+    # Steps 2, 4, 6 are both environments'; then the long episode goes on alone, to step 13.
+    points = [(step + 13 * i, length) for i in range(2) for step, length in ((2, 1), (4, 1), (6, 1), (13, 10))]
+    assert scalars(only_run(tmp_path))["charts/episodic_length"] == points
+
+
+def test_what_was_done_is_what_is_learned_from(tmp_path, monkeypatch):
+    """Observations, actions and rewards of an update are those of the environments, step by step."""
+    done, learned = {}, []
+
+    def note_step(self, action):
+        done.setdefault(id(self), []).append((float(self.step_count), int(action)))
+
+    spy(monkeypatch, small_envs.Ramp, "step", note_step)
+    forward = script.Agent.forward
+
+    def noting(self, obs):
+        policy = forward(self, obs)
+        log_prob = policy.log_prob
+        policy.log_prob = lambda actions: (
+            learned.append(list(zip(obs.flatten().tolist(), actions.tolist(), strict=True))),
+            log_prob(actions),
+        )[1]
+        return policy
+
+    monkeypatch.setattr(script.Agent, "forward", noting)
+    script.train(tiny(tmp_path))
+    assert len(learned) == 10
+    # Each update plays two episodes of three steps in each environment, and all end at once.
+    one, other = (steps for steps in done.values() if len(steps) == 60)
+    for i, update in enumerate(learned):
+        halves = (steps[6 * i : 6 * i + 6] for steps in (one, other))
+        (a, b), (c, d) = ((half[:3], half[3:]) for half in halves)
+        assert update in ([*a, *c, *b, *d], [*c, *a, *d, *b])
+
+
+# ----- Truncated episodes -----
+@pytest.mark.parametrize(
+    ("env", "fraction"), [("VectorRamp3Term", 0.0), ("VectorRamp3Trunc", 1.0), ("VectorRamp3Both", 0.0)]
+)
+def test_the_share_of_truncated_episodes_is_logged(tmp_path, env, fraction):
+    """Where both flags are set the episode was terminated."""
+    script.train(tiny(tmp_path, env))
+    points = scalars(only_run(tmp_path))["charts/truncated_fraction"]
+    assert points == [(12 * k, fraction) for k in range(1, 11)]
+
+
+def test_truncated_episodes_are_left_out_and_no_others(tmp_path, monkeypatch):
+    """The third episode after each reset is cut; of each environment the first two are played, then the next two..."""
+    updates = learned_from(monkeypatch)
+    own = {"num_envs": 1, "episodes_per_update": 3, "total_episodes": 12}
+    runs = {}
+    for skip in (False, True):
+        script.train(tiny(tmp_path / str(skip), "EveryFourthCut-v0", skip_truncated=skip, **own))
+        runs[skip] = (updates.copy(), scalars(only_run(tmp_path / str(skip))))
+        updates.clear()
+    # Each update resets once more than it plays: the cycle of four begins anew with each.
+    assert runs[False][0] == [[3, 2, 2]] * 4
+    assert runs[True][0] == [[3, 2]] * 4
+    for _, logged in runs.values():
+        # They are counted and logged all the same.
+        third = pytest.approx(1 / 3)
+        assert logged["charts/truncated_fraction"] == [(7 * k, third) for k in range(1, 5)]
+        assert [value for _, value in logged["charts/episodic_length"]] == [3, 2, 2] * 4
+
+
+@pytest.mark.parametrize("env", ["VectorRamp3Trunc", "VectorRamp3Both"])
+def test_where_all_are_cut_nothing_is_learned(tmp_path, monkeypatch, env):
+    """An episode with both flags set was terminated, so that it is learned from."""
+    starts, make_agent = [], script.make_agent
+
+    def noting(*args):
+        agent = make_agent(*args)
+        starts.append({name: weights.clone() for name, weights in agent.state_dict().items()})
+        return agent
+
+    monkeypatch.setattr(script, "make_agent", noting)
+    script.train(tiny(tmp_path, env, skip_truncated=True))
+    checkpoint, logged = load(only_run(tmp_path)), scalars(only_run(tmp_path))
+    if env == "VectorRamp3Both":
+        assert checkpoint["counters"]["updates"] == len(logged["losses/policy_loss"]) == 10
+        assert not torch.equal(checkpoint["agent"]["policy.0.weight"], starts[0]["policy.0.weight"])
+        return
+    assert_equal(dict(checkpoint["agent"]), starts[0])
+    counters = {name: checkpoint["counters"][name] for name in ("global_step", "updates", "episodes")}
+    assert counters == {"global_step": 120, "updates": 0, "episodes": 40}
+    assert checkpoint["optimizer"]["state"] == {}
+    assert not [tag for tag in logged if tag.startswith("losses/")]
+    assert len(logged["charts/episodic_return"]) == 40
+
+
+@pytest.mark.parametrize(("max_episode_steps", "length"), [(None, 7), (5, 5), (9, 9)])
+def test_the_time_limit_is_the_registered_one_or_that_of_the_flag(tmp_path, max_episode_steps, length):
+    args = tiny(tmp_path, "VectorRampLimit7", max_episode_steps=max_episode_steps)
+    _, scores = script.train(args)
+    assert scores == [length, length]
+    logged = scalars(only_run(tmp_path))
+    assert [value for _, value in logged["charts/episodic_length"]] == [length] * 40
+    assert {value for _, value in logged["charts/truncated_fraction"]} == {1.0}
+
+
+# ----- Schedule and log -----
+@pytest.mark.parametrize(
+    ("changes", "rates"),
+    [
+        # By the episodes that were played before: at the start, in the middle (5 of 10), and before the last one.
+        ({"episodes_per_update": 1, "num_envs": 1}, [1e-2 - 9e-4 * k for k in range(10)]),
+        ({"episodes_per_update": 4}, [1e-2, 6.4e-3, 2.8e-3]),
+        ({"episodes_per_update": 5, "learning_rate_final": 0.0}, [1e-2, 5e-3]),
+        ({"episodes_per_update": 5, "learning_rate_final": 2e-2}, [1e-2, 1.5e-2]),
+    ],
+)
+def test_the_learning_rate_falls_with_the_episodes(tmp_path, monkeypatch, changes, rates):
+    steps = watch_steps(monkeypatch)
+    script.train(tiny(tmp_path, total_episodes=10, **changes))
+    assert [rate for rate, _ in steps] == pytest.approx(rates)
+    logged = scalars(only_run(tmp_path))["charts/learning_rate"]
+    assert [value for _, value in logged] == pytest.approx(rates)
+
+
+def test_what_is_logged(tmp_path):
+    agent, scores = script.train(tiny(tmp_path, eval_every=60, baseline=True))
+    assert scores == [3.0, 3.0]
+    logged = scalars(only_run(tmp_path))
+    losses = {f"losses/{name}" for name in ("policy_loss", "value_loss", "entropy", "grad_norm")}
+    charts = {f"charts/{name}" for name in ("learning_rate", "truncated_fraction", "SPS")}
+    episodes = {"charts/episodic_return", "charts/episodic_length"}
+    evaluations = {"eval/return_mean", "eval/return_std", "eval/length_mean"}
+    assert logged.keys() == losses | charts | episodes | evaluations
+    for tag in losses | charts:
+        assert [step for step, _ in logged[tag]] == list(range(12, 132, 12)), tag
+        assert all(math.isfinite(value) for _, value in logged[tag]), tag
+    for tag in episodes:
+        assert logged[tag] == [(step, 3.0) for step in range(6, 126, 6) for _ in range(2)], tag
+    assert logged["eval/return_mean"] == logged["eval/length_mean"] == [(60, 3.0), (120, 3.0)]
+    assert logged["eval/return_std"] == [(60, 0.0), (120, 0.0)]
+    # The entropy of two actions that are nearly as probable at first.
+    assert 0.5 < logged["losses/entropy"][0][1] <= math.log(2)
+    assert isinstance(agent, nn.Module)
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_evaluations_take_the_most_probable_actions_or_sample(tmp_path, monkeypatch, greedy):
+    """The first action is a little more probable than the others: 1 + 0 + 2, and anything where it is sampled."""
+    with_weights(monkeypatch, policy_0_weight=[[0.1] * 2, [0.0] * 2, [0.0] * 2], policy_0_bias=[0.0] * 3)
+    watch_steps(monkeypatch, frozen=True)
+    _, scores = script.train(tiny(tmp_path, "TwoSteps-v0", hidden_sizes=(), eval_greedy=greedy, eval_episodes=40))
+    outcomes = {a + b + c for a, b in zip(TwoSteps.FIRST, TwoSteps.LATER, strict=True) for c in TwoSteps.SECOND}
+    assert set(scores) == ({3.0} if greedy else outcomes)
+
+
+# ----- Reproducibility -----
+def test_the_same_seed_gives_the_same_run_whatever_is_evaluated_and_saved(tmp_path, monkeypatch):
+    runs = {
+        "plain": {},
+        "again": {},
+        "evaluated": {"eval_every": 12, "eval_episodes": 3, "eval_greedy": False},
+        "saved": {"checkpoint_every": 12},
+        "bar": {"progress": True},
+        "async": {"vector": "async"},
+    }
+    plain = None
+    for name, changes in runs.items():
+        if name == "bar":
+            monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+        # What another part of the program drew meanwhile must not matter.
+        torch.rand(3)
+        np.random.rand(3)  # noqa: NPY002
+        script.train(tiny(tmp_path / name, "VectorRightAction", baseline=True, **changes))
+        folder = only_run(tmp_path / name)
+        checkpoint, logged = load(folder), scalars(folder)
+        plain = plain or (checkpoint, logged)
+        for part in ("agent", "optimizer"):
+            assert_equal(checkpoint[part], plain[0][part], f"{name}: {part}")
+        for tag, points in plain[1].items():
+            if tag != "charts/SPS" and not tag.startswith("eval/"):
+                assert logged[tag] == points, f"{name}: {tag}"
+    script.train(tiny(tmp_path / "other", "VectorRightAction", baseline=True, seed=2))
+    for name, weights in load(only_run(tmp_path / "other"))["agent"].items():
+        assert not torch.equal(weights, plain[0]["agent"][name]), name
+
+
+def test_evaluations_do_not_disturb_environments_that_draw_from_numpy(tmp_path):
+    for name, changes in (("one", {}), ("other", {"eval_every": 12})):
+        script.train(tiny(tmp_path / name, "VectorGlobalDraw", **changes))
+    one, other = (load(only_run(tmp_path / name)) for name in ("one", "other"))
+    assert_equal(one["agent"], other["agent"])
+
+
+# ----- Resumed runs -----
+def interrupt(monkeypatch, args, turn):
+    """Trains until the first environment sends this process SIGTERM in a turn; returns the run folder."""
+    monkeypatch.setenv("SIGNAL_AT", f"{turn}:SIGTERM")
+    with pytest.raises(script.Interrupted) as exit_info:
+        script.train(dataclasses.replace(args, env_id="small_envs:VectorSignalAt-v0"))
+    assert exit_info.value.code == 143
+    return only_run(args.run_dir)
+
+
+@pytest.mark.parametrize("baseline", [False, True])
+def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch, capsys, baseline):
+    """An update takes 6 turns. The signal comes in turn 35, after 5 of them and 3 of the next 4 episodes' 6 turns."""
+    script.train(tiny(tmp_path / "straight", "VectorSignalAt", baseline=baseline))
+    straight = only_run(tmp_path / "straight")
+    capsys.readouterr()
+    folder = interrupt(monkeypatch, tiny(tmp_path / "cut", baseline=baseline), 35)
+    hint = f"interrupted at step 60; go on with: python reinforce_bullet_cartpole.py --resume {folder}\n"
+    assert hint in capsys.readouterr().out
+    stopped = load(folder)
+    # The update that was under way is dropped, with the episodes that had ended.
+    counted = {name: stopped["counters"][name] for name in ("global_step", "updates", "episodes")}
+    assert counted == {"global_step": 60, "updates": 5, "episodes": 20}
+    assert len(scalars(folder)["charts/episodic_return"]) == 20
+    assert not list(folder.glob("*.tmp*"))
+
+    loaded, restore = {}, script.restore
+
+    def noting(checkpoint, path, counters, **modules):
+        restore(checkpoint, path, counters, **modules)
+        loaded.update(counters=dict(counters), random_states=script.random_states())
+        loaded.update({name: deepcopy(module.state_dict()) for name, module in modules.items()})
+
+    monkeypatch.setattr(script, "restore", noting)
+    resume(script, monkeypatch, folder)
+    # What is loaded is what was saved, bit for bit.
+    for name in ("agent", "optimizer", "counters", "random_states"):
+        assert_equal(dict(loaded[name]), dict(stopped[name]), name)
+    resumed, whole = load(folder), load(straight)
+    for name in ("global_step", "updates", "episodes"):
+        assert resumed["counters"][name] == whole["counters"][name]
+    assert {x["step"].item() for x in resumed["optimizer"]["state"].values()} == {10}
+    logged, logged_straight = scalars(folder), scalars(straight)
+    assert logged["charts/learning_rate"] == logged_straight["charts/learning_rate"]
+    for tag in ("charts/episodic_return", "charts/episodic_length", "charts/truncated_fraction"):
+        assert logged[tag] == logged_straight[tag], tag
+    # The same run up to the signal.
+    assert logged["losses/policy_loss"][:5] == logged_straight["losses/policy_loss"][:5]
+    assert [step for step, _ in logged["losses/policy_loss"]] == list(range(12, 132, 12))
+
+
+def test_an_evaluation_that_was_interrupted_is_made_up_for(tmp_path, monkeypatch):
+    """The signal comes at the start of the evaluation of step 60, and the resumed run begins with that."""
+    evaluate = script.evaluate
+
+    def signalling(*args):
+        signal.raise_signal(signal.SIGTERM)
+        return evaluate(*args)
+
+    monkeypatch.setattr(script, "evaluate", signalling)
+    with pytest.raises(script.Interrupted):
+        script.train(tiny(tmp_path, eval_every=60))
+    monkeypatch.setattr(script, "evaluate", evaluate)
+    folder = only_run(tmp_path)
+    assert load(folder)["counters"]["global_step"] == 60
+    assert not (folder / "best.pt").exists()
+    resume(script, monkeypatch, folder)
+    assert scalars(folder)["eval/return_mean"] == [(60, 3.0), (120, 3.0)]
+    assert load(folder, "best.pt")["counters"]["global_step"] == 120
+    assert load(folder)["counters"]["updates"] == 10
+
+
+def test_weights_are_loaded_bit_for_bit(tmp_path, monkeypatch):
+    """A run that has one update left, whose weights Adam would change, but every episode is cut and left out."""
+    script.train(tiny(tmp_path, "VectorRamp3Trunc"))
+    folder = only_run(tmp_path)
+    before = load(folder)
+    resume(script, monkeypatch, folder, "--total-episodes=44", "--skip-truncated")
+    after = load(folder)
+    assert (before["counters"]["episodes"], after["counters"]["episodes"]) == (40, 44)
+    assert (before["counters"]["updates"], after["counters"]["updates"]) == (10, 10)
+    assert_equal(dict(after["agent"]), dict(before["agent"]))
+    assert_equal(after["optimizer"]["state"], before["optimizer"]["state"])
+    # 40 of 44 episodes: 1e-2 - 9e-3 * 40 / 44.
+    assert after["optimizer"]["param_groups"][0]["lr"] == pytest.approx(1e-2 - 9e-3 * 40 / 44)
+
+
+@posix
+def test_sigterm_leaves_a_checkpoint_at_a_whole_update(tmp_path, monkeypatch):
+    args = tiny(tmp_path / "runs", total_episodes=10**7)
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "reinforce_bullet_cartpole.py"), *flags_of(args)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        for line in process.stdout:
+            if line.startswith("storage: "):
+                break
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=300)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, err.strip()) == (143, "stopping; a second signal ends at once")
+    folder = only_run(tmp_path / "runs")
+    counters = load(folder)["counters"]
+    updates = counters["updates"]
+    assert (counters["episodes"], counters["global_step"]) == (4 * updates, 12 * updates)
+    assert f"interrupted at step {12 * updates:,}; go on with: " in out
+    resume(script, monkeypatch, folder, f"--total-episodes={4 * updates + 8}")
+    after = load(folder)
+    assert after["counters"]["updates"] == updates + 2
+    assert {x["step"].item() for x in after["optimizer"]["state"].values()} == {updates + 2}
+
+
+def test_a_finished_run_says_so_and_logs_nothing(tmp_path, monkeypatch, capsys):
+    script.train(tiny(tmp_path))
+    folder = only_run(tmp_path)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    of_run = [line for line in capsys.readouterr().out.splitlines() if line.startswith("eval:")]
+    assert of_run == ["eval: mean=3 std=0 min=3 max=3 episodes=2 mean_length=3"]
+    resume(script, monkeypatch, folder)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "this run is finished, at step 120; a larger --total-episodes goes on"
+    assert [line for line in lines if line.startswith("eval:")] == of_run
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_other_shapes_are_refused(tmp_path, monkeypatch, capsys):
+    script.train(tiny(tmp_path))
+    folder = str(only_run(tmp_path))
+    for flag in ("--resume", "--evaluate"):
+        flags = (flag, folder, "--total-episodes=80", "--threads=1", "--no-cuda", "--hidden-sizes", "9")
+        status, text = failed(script, monkeypatch, capsys, *flags)
+        assert status == 2
+        assert f"{folder}: the tensor policy.0.weight has the shape (8, 1), these arguments want (9, 1)" in text
+    status, text = failed(script, monkeypatch, capsys, "--resume", folder, "--total-episodes=80", "--baseline")
+    assert status == 2
+    assert f"{folder}: the tensor baseline.0.weight has the shape None, these arguments want (8, 1)" in text
+
+
+def test_an_agent_file_is_evaluated_as_its_run_but_not_resumed(tmp_path, monkeypatch, capsys):
+    script.train(tiny(tmp_path / "run", "VectorRightAction", eval_greedy=False, eval_episodes=8))
+    of_run = [x for x in capsys.readouterr().out.splitlines() if x.startswith(("eval:", "episode "))]
+    content = load(only_run(tmp_path / "run"))
+    path = tmp_path / "agent.pt"
+    torch.save({name: content[name] for name in ("script", "format_version", "args", "counters", "agent")}, path)
+    command_line(script, monkeypatch, "--evaluate", str(path), "--threads=1", "--no-cuda")
+    assert [x for x in capsys.readouterr().out.splitlines() if x.startswith(("eval:", "episode "))] == of_run
+    flags = ("--resume", str(path), "--total-episodes=80", "--threads=1", "--no-cuda")
+    status, text = failed(script, monkeypatch, capsys, *flags)
+    assert status == 2
+    assert "an agent file has no optimizer: it can be evaluated, not resumed" in text
+
+
+# ----- What ends a run -----
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        # From the 50th step of each of both environments on.
+        ("VectorNanLater", "environment 0 gave reward = nan at step 100"),
+        ("VectorRampNanObs", "environment 0 gave observation[0] = nan at step 100"),
+        # 48 steps are whole updates of 6 turns; the 51st turn ends an episode, and the next one begins.
+        ("VectorRampNanReset", "environment 0 gave observation[0] = nan at step 102"),
+    ],
+)
+def test_a_number_that_is_none_ends_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, capsys, env, message):
+    args = tiny(tmp_path, env, checkpoint_every=60)
+    status, text = failed(script, monkeypatch, capsys, *flags_of(args))
+    assert (status, text) == (1, f"error: {message}\n")
+    checkpoint = load(only_run(tmp_path))
+    assert checkpoint["counters"]["global_step"] == 60
+    assert all(weights.isfinite().all() for weights in checkpoint["agent"].values())
+
+
+@pytest.mark.parametrize("turn", [0, 8])
+def test_weights_that_overflow_are_never_saved(tmp_path, monkeypatch, turn):
+    """The first step is huge, and spoils what comes next; a signal meanwhile changes nothing."""
+    args = tiny(tmp_path, "VectorSignalAt", learning_rate=3e38, checkpoint_every=12)
+    if turn:
+        monkeypatch.setenv("SIGNAL_AT", f"{turn}:SIGTERM")
+    with pytest.raises(SystemExit) as exit_info:
+        command_line(script, monkeypatch, *flags_of(args))
+    assert exit_info.value.code in (1, 143)
+    for path in only_run(tmp_path).glob("*.pt"):
+        checkpoint = torch.load(path, weights_only=True)
+        assert all(weights.isfinite().all() for weights in checkpoint["agent"].values())
+
+
+def small_flags(tmp_path):
+    return [flag for flag in flags_of(tiny(tmp_path / "runs")) if not flag.startswith("--exp-name")]
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--gamma=1.5"], "--gamma 1.5 must be a finite number at least 0 and at most 1"),
+    (["--gamma=nan"], "--gamma nan must be a finite number at least 0 and at most 1"),
+    (["--learning-rate=0"], "--learning-rate 0.0 must be a finite number above 0"),
+    (["--learning-rate=inf"], "--learning-rate inf must be a finite number above 0"),
+    (["--learning-rate-final=-1"], "--learning-rate-final -1.0 must be a finite number at least 0"),
+    (["--num-envs=0"], "--num-envs 0 must be a finite number at least 1"),
+    (["--num-envs=5"], "--num-envs 5 must be at most episodes_per_update = 4, since each environment plays one"),
+    (["--episodes-per-update=0"], "--episodes-per-update 0 must be a finite number at least 1"),
+    (["--episodes-per-update=41"], "--episodes-per-update 41 must be at most total_episodes = 40"),
+    (["--total-episodes=0"], "--total-episodes 0 must be a finite number at least 1"),
+    (["--eval-episodes=0"], "--eval-episodes 0 must be a finite number at least 1"),
+    (["--threads=-1"], "--threads -1 must be a finite number at least 0"),
+    (["--checkpoint-every=-1"], "--checkpoint-every -1 must be a finite number at least 0"),
+    (["--eval-every=-1"], "--eval-every -1 must be a finite number at least 0"),
+    (["--max-episode-steps=-1"], "--max-episode-steps -1 must be a finite number at least 0"),
+    (["--seed=-1"], "--seed -1 must be a finite number at least 0 and at most 2,000,000,000"),
+    (["--hidden-sizes", "8", "0"], "--hidden-sizes 8 0 must be 1 or more each"),
+    (["--vector=threads"], "--vector"),
+    (["--num-envs=1.5"], "--num-envs"),
+    (["--total-timesteps=3"], "--total-timesteps"),
+    (["--evaluate=nothing.pt"], "error: nothing.pt: there is no checkpoint file here, 'nothing.pt' is missing"),
+    (["--resume=x", "--evaluate=y"], "error: --resume and --evaluate exclude each other"),
+    (["--env-id=CartPole"], "there is no environment of this id; the nearest: CartPole-v"),
+    (["--env-id=BulletCartPole"], "there is no environment of this id; the nearest: BulletCartPole-v0"),
+    (["--env-id=nomodule:X-v0"], "--env-id nomodule:X-v0: there is no module 'nomodule' on the import path"),
+    (["--env-id=Pendulum-v1"], "this script wants Discrete actions, not Box("),
+    (["--env-id=Pendulum-v1"], "for a Box use ppo_continuous.py"),
+    (["--env-id=small_envs:Ramp3Term-v0"], "wants a vector, not Box(0, 255, (1, 36, 36), uint8); for images use "),
+    (["--env-id=ALE/Pong-v5"], "for images use dqn_atari.py"),
+    (["--env-id=FrozenLake-v1"], "wants a vector, not Discrete(16); gymnasium.wrappers.FlattenObservation"),
+    (["--env-id=TwoSteps-v0", "--capture-video"], "--capture-video: TwoSteps-v0 takes no render_mode"),
+], ids=lambda x: " ".join(x) if isinstance(x, list) else "")  # fmt: skip
+def test_a_wrong_value_is_refused(tmp_path, monkeypatch, capsys, flags, message):
+    monkeypatch.chdir(tmp_path)
+    status, text = failed(script, monkeypatch, capsys, *small_flags(tmp_path), *flags)
+    assert status == 2
+    assert message in text
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("max_episode_steps", "steps"),
+    [
+        # The registered limit, that of the flag, and where there is none the cap of evaluations.
+        (None, 7),
+        (1024, 1024),
+        (0, 27_000),
+    ],
+)
+def test_episodes_larger_than_the_free_memory_are_refused(tmp_path, monkeypatch, capsys, max_episode_steps, steps):
+    """4 bytes of the observation and 300 of python's objects for each step of 2^20 episodes."""
+    need = 2**20 * steps * 304
+    own = {"episodes_per_update": 2**20, "total_episodes": 2**20, "max_episode_steps": max_episode_steps}
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=need - 1))
+    flags = flags_of(tiny(tmp_path / "runs", "VectorRampLimit7", **own))
+    status, text = failed(script, monkeypatch, capsys, *flags)
+    gib = f"{need / 2**30:,.2f}"
+    assert (status, text) == (2, f"error: the storage takes {gib} GiB, more than the {gib} GiB that are free on cpu\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("env", "own"), [("RampNegativeStart", {-1, 0}), ("RampLateStart", {5, 6})])
+def test_actions_that_do_not_start_at_0(tmp_path, monkeypatch, env, own):
+    """The environment gets actions of its space and refuses others; the network counts from 0."""
+    taken = set()
+    spy(monkeypatch, small_envs.Ramp, "step", lambda self, action: taken.add(int(action)))
+    agent, scores = script.train(tiny(tmp_path, f"Vector{env}"))
+    assert scores == [3.0, 3.0]
+    assert taken == own
+    assert agent.policy[-1].out_features == 2
+
+
+# ----- Learning -----
+@pytest.mark.parametrize("changes", [{}, {"baseline": True}, {"norm_returns": False}], ids=str)
+def test_the_right_action_is_learned(tmp_path, changes):
+    """One action in two is right: 0.5 by chance, 1 when learned."""
+    own = {"num_envs": 8, "episodes_per_update": 16, "total_episodes": 16 * 40, "eval_episodes": 50}
+    rates = {"learning_rate": 3e-2, "learning_rate_final": 3e-3, "hidden_sizes": (16,)}
+    _, scores = script.train(tiny(tmp_path, "VectorRightAction", eval_greedy=False, **own, **rates, **changes))
+    assert len(scores) == 50
+    assert sum(scores) / 50 >= 0.9
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_cartpole_is_learned(tmp_path, seed):
+    """Random actions last about 22 steps; after 120 episodes seeds 1 to 8 last 124 to 200, the limit."""
+    args = script.Args(
+        env_id="CartPole-v1",
+        seed=seed,
+        num_envs=1,
+        max_episode_steps=200,
+        total_episodes=120,
+        episodes_per_update=4,
+        learning_rate=2e-2,
+        learning_rate_final=2e-3,
+        gamma=0.99,
+        hidden_sizes=(64,),
+        norm_returns=True,
+        baseline=False,
+        skip_truncated=False,
+        eval_episodes=20,
+        eval_every=0,
+        checkpoint_every=0,
+        threads=1,
+        cuda=False,
+        progress=False,
+        run_dir=str(tmp_path),
+    )
+    _, scores = script.train(args)
+    assert len(scores) == 20
+    assert sum(scores) / 20 >= 80
