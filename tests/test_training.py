@@ -251,7 +251,7 @@ def test_a_tie_keeps_the_newer_best_checkpoint(tmp_path):
 
 def test_a_worse_evaluation_leaves_the_best_checkpoint(tmp_path, monkeypatch):
     means = iter([5.0, 9.0, 7.0, 1.0])
-    monkeypatch.setattr(ppo_atari, "evaluate", lambda *_: ([next(means)], [3]))
+    monkeypatch.setattr(ppo_atari, "evaluate", lambda *_: ppo_atari.Evaluation([next(means)], [3], []))
     ppo_atari.train(tiny(tmp_path, total_timesteps=192, eval_every=64))
     best = torch.load(only_run(tmp_path) / "best.pt", weights_only=True)
     assert (best["counters"]["global_step"], best["counters"]["best_eval"]) == (128, [9.0])
