@@ -103,7 +103,7 @@ class Args:
 
     buffer_size: int = 100_000
     """transitions that the replay memory holds"""
-    batch_size: int = 128
+    batch_size: int = 512
     """transitions of one update, M"""
     learning_starts: int = 1_000
     """environment steps before the first update; after a resume without replay memory as many again"""
