@@ -18,7 +18,6 @@ import torch
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from short_runs import resume
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributions import AffineTransform, Gumbel, Laplace, Normal, TanhTransform, TransformedDistribution
 
@@ -806,26 +805,6 @@ def test_a_run_that_was_interrupted_in_its_only_evaluation_gets_its_best_checkpo
     best, latest = (load(folder / f"{name}.pt") for name in ("best", "latest"))
     assert best["counters"] == latest["counters"]
     assert torch.equal(best["agent"]["log_std"], latest["agent"]["log_std"])
-
-
-@both
-def test_a_run_that_was_interrupted_in_its_last_evaluation_makes_up_for_it(script, tmp_path, monkeypatch):
-    """Each environment makes 32 steps in training, then, in the evaluation at step 64, 3 for each of 30 episodes."""
-    monkeypatch.setenv("SIGNAL_AT", "40:SIGTERM")
-    flags = {"total_timesteps": 64, "eval_every": 64, "eval_episodes": 60}
-    with pytest.raises(script.Interrupted):
-        script.train(tiny(script, tmp_path, **flags))
-    folder = only_run(tmp_path)
-    assert load(folder / "latest.pt")["counters"] | {"updates": 0, "episodes": 0} == {
-        "iteration": 1, "global_step": 64, "updates": 0, "episodes": 0, "best_eval": None, "evaluated": 0
-    }  # fmt: skip
-    for _ in range(2):
-        resume(script, monkeypatch, folder)
-        best, latest = (load(folder / f"{name}.pt")["counters"] for name in ("best", "latest"))
-        assert best == latest
-        assert (latest["global_step"], latest["evaluated"]) == (64, 64)
-        # The second time it is finished, and logs nothing.
-        assert [step for step, _ in scalars(folder)["eval/return_mean"]] == [64]
 
 
 # ----- RPO -----

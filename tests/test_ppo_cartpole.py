@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import signal
 from types import SimpleNamespace
 
 import numpy as np
@@ -239,27 +238,6 @@ def test_a_finished_run_says_so_and_logs_nothing(tmp_path, monkeypatch, capsys):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     resume(script, monkeypatch, folder, "--total-timesteps=256")
     assert load(folder)["counters"]["iteration"] == 4
-
-
-@pytest.mark.parametrize("eval_every", [0, 64])
-def test_a_run_that_was_interrupted_in_its_last_evaluation_makes_up_for_it(tmp_path, monkeypatch, eval_every):
-    evaluate = script.evaluate
-
-    def signalling(*args):
-        signal.raise_signal(signal.SIGTERM)
-        return evaluate(*args)
-
-    monkeypatch.setattr(script, "evaluate", signalling)
-    with pytest.raises(script.Interrupted):
-        script.train(tiny(tmp_path, total_timesteps=64, eval_every=eval_every))
-    monkeypatch.setattr(script, "evaluate", evaluate)
-    folder = only_run(tmp_path)
-    assert load(folder)["counters"]["iteration"] == 1
-    assert not (folder / "best.pt").exists()
-    for _ in range(2):
-        resume(script, monkeypatch, folder)
-        assert load(folder, "best.pt")["counters"] == load(folder)["counters"]
-    assert scalars(folder).get("eval/return_mean") == ([(64, 3.0)] if eval_every else None)
 
 
 def test_another_batch_size_is_refused(tmp_path, monkeypatch, capsys):
