@@ -105,7 +105,7 @@ class Args:
     max_episode_steps: int | None = None
     """time limit in place of the environment's own, in training and evaluation; 0: none"""
 
-    total_episodes: int = 1_000
+    total_episodes: int = 600
     """episodes of the whole run"""
     learning_rate: float = 1e-2
     """step size of Adam"""
