@@ -266,7 +266,8 @@ def keys_of(folder: Path, hyperparameters: dict[str, str]) -> dict[str, str]:
             keys |= {key: str(value) for key, value in json.loads(path.read_text(encoding="utf-8"))["args"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             warn(f"{path} is damaged; the arguments are taken from the log and the folder's name")
-    return keys
+    # With the module that registers it or without, an id names the same environment.
+    return keys | {"env_id": keys["env_id"].rpartition(":")[2]}
 
 
 def make_run(path: str, keys: dict[str, str], curves: dict[str, Curve], args: Args, single: bool) -> Run | None:

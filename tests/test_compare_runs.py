@@ -228,6 +228,14 @@ def test_values_that_are_no_numbers(tmp_path, capsys):
     assert "1 points of charts/episodic_return are no finite numbers" in capsys.readouterr().err
 
 
+def test_an_id_with_its_module_is_the_same_environment(tmp_path):
+    for i, env_id in enumerate(("Env-v0", "package.module:Env-v0")):
+        write_run(tmp_path / str(i), constant(i), env_id=env_id, seed=i)
+    runs = read(tmp_path)
+    (group,) = compare_runs.group_runs(runs, ["env_id", "exp_name"])
+    assert (group.environment, len(group.runs)) == ("Env-v0", 2)
+
+
 def test_damaged_args_json(tmp_path, capsys):
     folder = write_run(tmp_path / "Env-v0__ppo__4__17", constant(1.0))
     (folder / "args.json").write_text('{"args": {"seed"')
