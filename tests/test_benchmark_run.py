@@ -527,7 +527,8 @@ def test_both_sides_of_a_comparison_are_measured_alike():
         for side in sides:
             flags = shlex.split(side.flags)
             every, episodes = (flags[flags.index(x) + 1] for x in ("--eval-every", "--eval-episodes"))
-            alike.add((side.env_id.rpartition(":")[2], tuple(side.seeds), side.threads, side.threshold, every, episodes, side.checkpoint))
+            task = side.env_id.rpartition(":")[2]
+            alike.add((task, tuple(side.seeds), side.threads, side.threshold, every, episodes, side.checkpoint))
             # The peer's closing line is of 100 episodes.
             assert side.evaluations == ([] if side in peers else ["--eval-episodes 100"])
         assert len(alike) == 1
