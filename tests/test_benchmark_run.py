@@ -584,7 +584,9 @@ def test_every_report_has_an_entry():
     reports = [entry for entry in SUITE if entry.kind == "report"]
     assert {entry.script for entry in reports} == scripts
     for entry in reports:
-        assert f"python {entry.script} {entry.flags}" in " ".join(TEXT.split())
+        assert f"`python benchmarks/run.py --only {entry.name}`" in TEXT
+        report = (ROOT / entry.script).with_suffix(".md").read_text(encoding="utf-8")
+        assert f"python {entry.script} {entry.flags} --out" in report
 
 
 # ----- stable-baselines3 -----

@@ -99,8 +99,12 @@ def test_the_tests_are_started_as_the_checks_start_them():
     assert "python -m pytest" in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
-def test_agent_files_are_named_and_exist():
-    named = set(re.findall(r"benchmarks/agents/([\w.-]+\.pt)\b", TEXT))
+def test_every_row_under_learning_has_its_agent_and_every_agent_its_row():
+    section = TEXT.split("\n## Learning\n")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")][2:]
+    cells = [(re.search(r"(\w+)[.]py", script)[1], task.strip()) for task, script, *_ in rows]
+    named = {f"{script}__{task}.pt" for script, task in cells}
+    assert len(named) == len(rows)
     assert named == {path.name for path in (ROOT / "benchmarks" / "agents").glob("*.pt")}
 
 
