@@ -674,9 +674,9 @@ def train(args: Args) -> tuple[QNetwork, list[float]]:  # noqa: C901, PLR0915 (o
         replay = ReplayBuffer(args.buffer_size, obs_dim)
         if checkpoint:
             restore(checkpoint, args.resume, counters, **modules)
-        finished = counters["global_step"] + args.num_envs > args.total_timesteps
+        trained = counters["global_step"] + args.num_envs > args.total_timesteps
         evaluated = not args.eval_every or counters["evaluated"] == counters["global_step"]
-        if finished and evaluated:
+        if trained and evaluated:
             print(f"this run is finished, at step {counters['global_step']:,}; a larger --total-timesteps goes on")
             folder = run_folder_of(args.resume)
             evaluation = final_evaluation(q_network, args, folder, device, stop)
@@ -703,7 +703,7 @@ def train(args: Args) -> tuple[QNetwork, list[float]]:  # noqa: C901, PLR0915 (o
                     save_replay(memory_file, replay, counters["global_step"])
 
         cleanup.push(when_interrupted)
-        if (finished and not evaluated) or crossed(args.eval_every, counters["evaluated"], counters["global_step"]):
+        if trained or crossed(args.eval_every, counters["evaluated"], counters["global_step"]):
             # The run was interrupted in this evaluation.
             run.keep_best(evaluate_now(q_network, args, args.seed + 10_000, device, stop))
         env_seed = reset_seed(args.seed, counters["global_step"])

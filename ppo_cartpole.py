@@ -614,14 +614,14 @@ def begin(
         if checkpoint["args"]["num_envs"] * checkpoint["args"]["num_steps"] != args.batch_size:
             raise UsageError("--num-envs times --num-steps, the batch size, must stay what it was in a resumed run")
         restore(checkpoint, args.resume, counters, **modules)
-    finished = counters["iteration"] >= args.num_iterations
+    trained = counters["iteration"] >= args.num_iterations
     evaluated = not args.eval_every or counters["evaluated"] == counters["global_step"]
-    if finished and evaluated:
+    if trained and evaluated:
         print(f"this run is finished, at step {counters['global_step']:,}; a larger --total-timesteps goes on")
         return None, counters, None
     run = cleanup.enter_context(Run(args, stop, counters, modules))
     run.announce(device, describe_envs(args), storage_bytes, args.num_iterations * args.batch_size)
-    if (finished and not evaluated) or crossed(args.eval_every, counters["evaluated"], counters["global_step"]):
+    if trained or crossed(args.eval_every, counters["evaluated"], counters["global_step"]):
         # The run was interrupted in this evaluation.
         run.keep_best(evaluate_now(modules["agent"], args, args.seed + 10_000, device, stop))
     env_seed = reset_seed(args.seed, counters["global_step"])

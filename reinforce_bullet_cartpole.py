@@ -524,9 +524,9 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
         counters = {"global_step": 0, "updates": 0, "episodes": 0, "best_eval": None, "evaluated": 0}
         if checkpoint:
             restore(checkpoint, args.resume, counters, **modules)
-        finished = counters["episodes"] >= args.total_episodes
+        trained = counters["episodes"] >= args.total_episodes
         evaluated = not args.eval_every or counters["evaluated"] == counters["global_step"]
-        if finished and evaluated:
+        if trained and evaluated:
             print(f"this run is finished, at step {counters['global_step']:,}; a larger --total-episodes goes on")
             folder = run_folder_of(args.resume)
             evaluation = final_evaluation(agent, args, folder, device, stop)
@@ -537,7 +537,7 @@ def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one 
 
         run = cleanup.enter_context(Run(args, stop, counters, modules))
         run.announce(device, describe_envs(args), storage_bytes, args.total_episodes, unit="episodes")
-        if (finished and not evaluated) or crossed(args.eval_every, counters["evaluated"], counters["global_step"]):
+        if trained or crossed(args.eval_every, counters["evaluated"], counters["global_step"]):
             # The run was interrupted in this evaluation.
             run.keep_best(evaluate_now(agent, args, args.seed + 10_000, device, stop))
         env_seed: int | None = reset_seed(args.seed, counters["global_step"])
