@@ -112,7 +112,7 @@ class Args:
     gamma: float = 0.99
     """discount of a reward one step later"""
 
-    num_minibatches: int = 16
+    num_minibatches: int = 8
     """minibatches of one pass over the batch; B / num_minibatches samples each"""
     update_epochs: int = 10
     """passes over each batch"""
