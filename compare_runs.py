@@ -841,7 +841,7 @@ def report(args: Args) -> None:
     rows = [summarise(group, args) for group in groups]
     verdicts = compare(groups, args)
     table = markdown_table(rows, args)
-    below = [f"{len(runs)} runs, grouped by {', '.join(keys)}; metric: {args.metric}."]
+    below = [f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, grouped by {', '.join(keys)}; metric: {args.metric}."]
     below += [verdict.sentence() for verdict in verdicts]
     below += [f"note: {line}" for line in notes(groups)]
     print("\n".join([table, "", *below]))

@@ -660,7 +660,7 @@ def test_run_without_the_metric_is_named(tmp_path, monkeypatch, capsys):
         f"note: {tmp_path / 'young'} has no point of charts/episodic_return or rollout/ep_rew_mean and is left out\n"
     )
     assert shown.err == expected
-    assert "1 runs, grouped by" in shown.out
+    assert "1 run, grouped by" in shown.out
 
 
 def test_real_training(tmp_path, monkeypatch, capsys):
