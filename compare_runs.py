@@ -28,7 +28,6 @@ import sys
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -58,6 +57,8 @@ UNIMPORTANT = """
 RESAMPLES = 10_000
 GRID_POINTS = 300
 FEW_SEEDS = 5
+MOST_PAIRS = 60
+"""of two groups each, in a picture"""
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 """Okabe and Ito's, which colour-blind people tell apart"""
 LINE_STYLES, MARKERS = ("-", "--", "-.", ":"), "osv^D"
@@ -174,8 +175,10 @@ def records(path: Path) -> Iterator[bytes]:
     position = 0
     size, length_at = len(data), struct.Struct("<Q").unpack_from
     while position + 12 <= size:
-        end = position + 12 + length_at(data, position)[0]
-        if end + 4 > size:
+        length = length_at(data, position)[0]
+        end = position + 12 + length
+        # An event has a time at least, so one without a byte is none: a disk that filled up leaves zeros.
+        if not length or end + 4 > size:
             break
         yield data[position + 12 : end]
         position = end + 4
@@ -191,7 +194,7 @@ def read_event_file(path: Path, tags: tuple[str, ...]) -> EventFile:
     names = "|".join(map(re.escape, (*tags, HYPERPARAMETERS))) if tags else ""
     is_wanted = re.compile(names.encode()).search
     file = EventFile()
-    record = b""
+    record, problem = b"", ""
     try:
         for record in records(path):
             if file.start == math.inf:
@@ -201,13 +204,19 @@ def read_event_file(path: Path, tags: tuple[str, ...]) -> EventFile:
             if len(record) < 32 or is_wanted(record):
                 add_event(file, Event.FromString(record), tags)
     except DecodeError:
-        warn(f"{path} is damaged; what is before counts")
+        problem = "is damaged; what is before counts"
     except ValueError as error:
-        warn(f"{path} {error}")
+        problem = str(error)
     except OSError as error:
-        warn(f"{path} cannot be read ({error.strerror})")
-    with suppress(DecodeError):
+        problem = f"cannot be read ({error.strerror})"
+    # The last event is mostly one of another tag, which has not been parsed yet.
+    try:
         file.end = Event.FromString(record).wall_time
+    except DecodeError:
+        problem = problem or "is damaged in its last event"
+    file.end = max([file.end, *(times[-1] for _, times, _ in file.points.values() if times)])
+    if problem:
+        warn(f"{path} {problem}")
     return file
 
 
@@ -255,8 +264,12 @@ def joined(files: list[EventFile], tag: str) -> Curve:
 
 def keys_of(folder: Path, hyperparameters: dict[str, str]) -> dict[str, str]:
     """Returns a run's arguments: from its args.json, else from its log and the name of its folder."""
-    keys = {"env_id": "unknown", "exp_name": folder.name, "seed": "unknown", "folder": folder.parent.name}
-    parts = folder.name.rsplit("__", 3)
+    # A name may hold bytes that are no text.
+    name, parent = (
+        part.encode(errors="replace").decode() for part in (folder.absolute().name, folder.absolute().parent.name)
+    )
+    keys = {"env_id": "unknown", "exp_name": name, "seed": "unknown", "folder": parent}
+    parts = name.rsplit("__", 3)
     if len(parts) == 4 and parts[2].isdigit():
         keys |= dict(zip(("env_id", "exp_name", "seed"), parts, strict=False))
     keys |= hyperparameters
@@ -264,7 +277,7 @@ def keys_of(folder: Path, hyperparameters: dict[str, str]) -> dict[str, str]:
     if path.exists():
         try:
             keys |= {key: str(value) for key, value in json.loads(path.read_text(encoding="utf-8"))["args"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             warn(f"{path} is damaged; the arguments are taken from the log and the folder's name")
     # With the module that registers it or without, an id names the same environment.
     return keys | {"env_id": keys["env_id"].rpartition(":")[2]}
@@ -300,12 +313,17 @@ def csv_points(path: Path) -> dict[str, dict[str, list[tuple[int, float, float]]
         with open(path, newline="", encoding="utf-8") as file:
             for row in csv.DictReader(line for line in file if not line.startswith("#")):
                 point = (int(row["step"]), float(row["wall_time"]), float(row["value"]))
+                if not math.isfinite(point[1]):
+                    raise ValueError("no time")
                 points[row.get("seed") or "unknown"][row["tag"]].append(point)
     except OSError as error:
         warn(f"{path} cannot be read ({error.strerror})")
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, csv.Error):
         warn(f"{path} is no CSV file of curves, which has the columns tag, step, wall_time, value; or it is damaged")
         return {}
+    else:
+        if not points:
+            warn(f"{path} has no row of a curve")
     return points
 
 
@@ -334,7 +352,7 @@ def find_sources(paths: tuple[str, ...]) -> list[Path]:
     """
     found: dict[Path, Path] = {}
     for pattern in paths:
-        given = Path(pattern).expanduser()
+        given = Path(os.path.expanduser(pattern))
         names = [given] if given.exists() else sorted(glob.glob(str(given), recursive=True))
         matches = [Path(name) for name in names]
         sources = [source for match in matches for source in sources_in(match)]
@@ -348,7 +366,16 @@ def find_sources(paths: tuple[str, ...]) -> list[Path]:
 def sources_in(path: Path) -> list[Path]:
     """Returns what a path leads to: run folders at any depth, or itself if it is a CSV file."""
     if path.is_dir():
-        return sorted({file.parent for file in path.rglob("*tfevents*") if file.is_file()})
+        found, visited = [], set()
+        # Links are followed, each folder once: a link may lead to a folder above it.
+        for folder, below, files in os.walk(path, followlinks=True):
+            real = os.path.realpath(folder)
+            if real in visited:
+                below.clear()
+            elif any("tfevents" in name for name in files):
+                found.append(Path(folder))
+            visited.add(real)
+        return sorted(found)
     if "tfevents" in path.name:
         return [path.parent]
     return [path] if path.suffix.lower() == ".csv" else []
@@ -377,11 +404,12 @@ def read_runs(args: Args) -> list[Run]:
     if not runs and not lacking:
         raise UsageError(f"{' '.join(args.paths)}: no run found that can be read")
     if not runs:
-        existing = sorted(set().union(*map(tags_in, lacking)))
+        existing = set().union(*map(tags_in, lacking))
         wanted = args.metric if args.metric in tags else f"{args.metric} ({' or '.join(tags)})"
-        raise UsageError(f"--metric {wanted}: no run has it; they have {', '.join(existing) or 'no scalars'}")
+        lack = "no run has a finite point of it" if existing & set(tags) else "no run has it"
+        raise UsageError(f"--metric {wanted}: {lack}; they have {', '.join(sorted(existing)) or 'no scalars'}")
     for source in lacking:
-        warn(f"{source} has no point of {' or '.join(tags)} and is left out")
+        warn(f"{source} has no finite point of {' or '.join(tags)} and is left out")
     return runs
 
 
@@ -447,21 +475,27 @@ def group_runs(runs: list[Run], keys: Iterable[str]) -> list[Group]:
 # ----- Statistics -----
 def trailing_mean(values: np.ndarray, window: int) -> np.ndarray:
     """Returns (n,) the mean of each value and the window - 1 before it, or of as many as there are."""
+    if window == 1:
+        return values
     sums = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(ends - window, 0)
+    starts = np.maximum(ends - min(window, len(values)), 0)
     return (sums[ends] - sums[starts]) / (ends - starts)
 
 
 def final_score(x: np.ndarray, values: np.ndarray, fraction: float) -> float:
     """Returns the mean of the values in the last part of the x range, (n,) each."""
-    return float(values[x >= x[-1] - fraction * (x[-1] - x[0])].mean())
+    return float(values[x >= x[0] + (1 - fraction) * (x[-1] - x[0])].mean())
 
 
 def first_reach(run: Run, threshold: float) -> int | None:
-    """Returns the index of the first point at which the smoothed curve reaches a threshold, from a full window on."""
+    """Returns the index of the first point at which the smoothed curve reaches a threshold, from a full window on.
+
+    Event files hold float32, in which 0.9 lies below 0.9; and a mean of values may lie a rounding error below them.
+    """
     full = min(run.window, len(run.curve.values)) - 1
-    reached = np.flatnonzero(run.smoothed[full:] >= threshold)
+    values = run.smoothed[full:]
+    reached = np.flatnonzero((values >= threshold) | np.isclose(values, threshold, rtol=1e-6, atol=1e-9))
     return full + int(reached[0]) if len(reached) else None
 
 
@@ -573,8 +607,9 @@ def summarise(group: Group, args: Args) -> Summary:
     """Returns a group's row."""
     scores = final_scores(group, args)
     reached = reaching(group, args.threshold) if args.threshold is not None else []
-    ends = [(run.curve.steps[-1], run.curve.seconds[-1]) for run in group.runs]
-    speeds = [steps / seconds for steps, seconds in ends if seconds > 0]
+    # From the first point on: what is left of a run may begin far from step 0.
+    spans = [(np.ptp(run.curve.steps), np.ptp(run.curve.seconds)) for run in group.runs]
+    speeds = [steps / seconds for steps, seconds in spans if seconds > 0]
     return Summary(
         group.environment,
         group.name,
@@ -598,10 +633,17 @@ def time_unit(seconds: float) -> tuple[int, str]:
     return (3600, "hours") if seconds >= 7200 else (60, "minutes") if seconds >= 120 else (1, "seconds")
 
 
+def shortened(environment: str) -> str:
+    """Returns the ids of a group's environments, or of the first three and how many more there are."""
+    first, more = environment.split(", ")[:3], len(environment.split(", ")) - 3
+    return ", ".join(first) + (f" and {more} more" if more > 0 else "")
+
+
 def cells(row: Summary, args: Args) -> list[str]:
     """Returns a row as it is shown."""
-    interval = "one seed" if row.iqm_low is None else f"{number(row.iqm_low)} to {number(row.iqm_high)}"
-    shown = [row.environment, row.group, str(row.seeds), number(row.final_mean), number(row.iqm), interval]
+    lack = "one seed" if row.seeds == 1 else "an environment has one seed"
+    interval = lack if row.iqm_low is None else f"{number(row.iqm_low)} to {number(row.iqm_high)}"
+    shown = [shortened(row.environment), row.group, str(row.seeds), number(row.final_mean), number(row.iqm), interval]
     if args.threshold is not None:
         share = f"({row.reached} of {row.seeds})"
         steps, seconds = row.steps_to_threshold, row.seconds_to_threshold
@@ -619,6 +661,8 @@ def markdown_table(rows: list[Summary], args: Args) -> str:
     if args.threshold is not None:
         header += [f"steps to {args.threshold:g}", f"wall time to {args.threshold:g}"]
     lines = [[*header, "steps/s"], *(cells(row, args) for row in rows)]
+    # An argument may hold anything.
+    lines = [[" ".join(text.split()).replace("|", r"\|") for text in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     # Words stand left, numbers right.
     sides = "<<" + ">" * (len(widths) - 2)
@@ -633,7 +677,7 @@ def write_csv(path: Path, rows: list[Summary]) -> None:
         writer = csv.DictWriter(file, list(Summary.__dataclass_fields__), lineterminator="\n")
         writer.writeheader()
         for row in rows:
-            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in asdict(row).items()})
+            writer.writerow({k: f"{v:.10g}" if isinstance(v, float) else v for k, v in asdict(row).items()})
 
 
 @dataclass(frozen=True)
@@ -644,17 +688,24 @@ class Verdict:
     better: str
     worse: str
     seeds: tuple[int, int]
+    ties: float
+    """share of the pairs of runs with equal scores"""
     probability: float
+    """that the better one scores higher; a tie counts half"""
     low: float | None
     high: float | None
 
     def sentence(self) -> str:
         """Returns what it means, in words."""
+        if self.ties == 1:
+            return f"{shortened(self.environment)}: {self.better} and {self.worse} score the same in all pairs of runs."
         if self.probability == 0.5:
             text = f"neither {self.better} nor {self.worse} is better: each scores higher in half of all pairs of runs"
         else:
             text = f"a run of {self.better} scores higher than one of {self.worse} in {self.probability:.0%} of pairs"
-        text = f"{self.environment}: {text}"
+        text = f"{shortened(self.environment)}: {text}"
+        if self.ties:
+            text += f", a tie counted as half ({self.ties:.0%} are ties)"
         if self.low is None:
             return f"{text}; with one seed of a group nobody can say how sure that is."
         text += f" (95 % interval {self.low:.0%} to {self.high:.0%})"
@@ -683,7 +734,8 @@ def compare(groups: list[Group], args: Args) -> list[Verdict]:
             better, worse, pairs = j, i, [(y, x) for x, y in pairs]
         seeds = (min(len(x) for x, _ in pairs), min(len(y) for _, y in pairs))
         names = groups[better].name, groups[worse].name
-        verdicts.append(Verdict(", ".join(shared), *names, seeds, *improvement(pairs)))
+        ties = float(np.mean([(x[:, None] == y).mean() for x, y in pairs]))
+        verdicts.append(Verdict(", ".join(shared), *names, seeds, ties, *improvement(pairs)))
     return verdicts
 
 
@@ -691,7 +743,7 @@ def notes(groups: list[Group]) -> list[str]:
     """Returns what a reader should know before believing the table."""
     lines = []
     for group in groups:
-        name = f"{group.environment} {group.name}"
+        name = f"{shortened(group.environment)} {group.name}"
         if len(group.environments) > 1:
             lines.append(
                 f"{name}: returns of different environments are not normalised; they are the bootstrap's strata"
@@ -718,6 +770,11 @@ def style(i: int) -> dict[str, str]:
     }
 
 
+def as_label(text: str) -> str:
+    """Returns a text as matplotlib shows it: it takes $ for mathematics, and leaves out what begins with _."""
+    return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
+
+
 def x_unit(axis: str, longest: float) -> tuple[float, str]:
     """Returns what to divide x by, and the label of the axis."""
     if axis == "step":
@@ -731,13 +788,13 @@ def new_figure(height: float, title: str) -> "Figure":
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, height), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(as_label(title))
     return figure
 
 
 def draw_curves(groups: list[Group], args: Args) -> "Figure":
     """Returns the mean curve of each group with the 95 % interval of the mean, where all its runs have data."""
-    figure = new_figure(5, groups[0].environment)
+    figure = new_figure(5, shortened(groups[0].environment))
     axes = figure.subplots()
     axes.grid(color="0.92")
     unit, label = x_unit(args.x, max(float(run.curve.x(args.x)[-1]) for group in groups for run in group.runs))
@@ -749,7 +806,12 @@ def draw_curves(groups: list[Group], args: Args) -> "Figure":
         seeds = "one seed" if len(group.runs) == 1 else f"{len(group.runs)} seeds"
         every = max(len(grid) // 10, 1)
         axes.plot(
-            grid / unit, values.mean(0), label=f"{group.name}, {seeds}", markevery=every, markersize=5, **style(i)
+            grid / unit,
+            values.mean(0),
+            label=as_label(f"{group.name}, {seeds}"),
+            markevery=every,
+            markersize=5,
+            **style(i),
         )
         band = mean_band(values, group.strata)
         if band:
@@ -763,7 +825,9 @@ def draw_curves(groups: list[Group], args: Args) -> "Figure":
 
 def draw_threshold(groups: list[Group], args: Args) -> "Figure":
     """Returns steps and wall time to the threshold: a mark for each run that reached it, a bar at their median."""
-    figure = new_figure(1.6 + 0.5 * len(groups), f"{groups[0].environment}: first reaching {args.threshold:g}")
+    figure = new_figure(
+        1.6 + 0.5 * len(groups), f"{shortened(groups[0].environment)}: first reaching {args.threshold:g}"
+    )
     for column, (axis, axes) in enumerate(zip(("step", "time"), figure.subplots(1, 2, sharey=True), strict=True)):
         found = [[pair[column] for pair in reaching(group, args.threshold)] for group in groups]
         unit, label = x_unit(axis, max((max(own) for own in found if own), default=0))
@@ -775,7 +839,7 @@ def draw_threshold(groups: list[Group], args: Args) -> "Figure":
         axes.set_xlim(left=0)
         axes.set_xlabel(label)
         axes.grid(color="0.92")
-    names = [f"{g.name}\n{len(own)} of {len(g.runs)} runs" for g, own in zip(groups, found, strict=True)]
+    names = [f"{as_label(g.name)}\n{len(own)} of {len(g.runs)} runs" for g, own in zip(groups, found, strict=True)]
     figure.axes[0].set_yticks(range(len(groups)), names)
     figure.axes[0].set_ylim(len(groups) - 0.5, -0.5)
     return figure
@@ -783,14 +847,14 @@ def draw_threshold(groups: list[Group], args: Args) -> "Figure":
 
 def draw_improvement(verdicts: list[Verdict]) -> "Figure":
     """Returns the probability of improvement of each two groups with its 95 % interval."""
-    figure = new_figure(1.6 + 0.6 * len(verdicts), verdicts[0].environment)
+    figure = new_figure(1.6 + 0.6 * len(verdicts), shortened(verdicts[0].environment))
     axes = figure.subplots()
     axes.axvline(0.5, color="0.5", linestyle="--", linewidth=1)
     for i, verdict in enumerate(verdicts):
         if verdict.low is not None:
             axes.plot([verdict.low, verdict.high], [i, i], color=COLOURS[0], linewidth=6, alpha=0.4)
         axes.plot([verdict.probability], [i], "o", color="black")
-    axes.set_yticks(range(len(verdicts)), [f"{verdict.better}\nover {verdict.worse}" for verdict in verdicts])
+    axes.set_yticks(range(len(verdicts)), [f"{as_label(v.better)}\nover {as_label(v.worse)}" for v in verdicts])
     axes.set_ylim(len(verdicts) - 0.5, -0.5)
     axes.set_xlim(-0.02, 1.02)
     axes.set_xlabel("probability that a run scores higher; 0.5 is a toss of a coin")
@@ -802,16 +866,25 @@ def write_pictures(groups: list[Group], verdicts: list[Verdict], args: Args) -> 
     """Writes one picture of each kind for each environment, and returns their paths."""
     args.pictures.mkdir(parents=True, exist_ok=True)
     written = []
-    for environment in dict.fromkeys(group.environment for group in groups):
+    # Groups over different environments are compared on those that they share, which no group may have alone.
+    for environment in dict.fromkeys([*(g.environment for g in groups), *(v.environment for v in verdicts)]):
         own = [group for group in groups if group.environment == environment]
         pairs = [verdict for verdict in verdicts if verdict.environment == environment]
-        figures = {"curves": draw_curves(own, args)}
-        if args.threshold is not None:
+        figures = {"curves": draw_curves(own, args)} if own else {}
+        if own and args.threshold is not None:
             figures["threshold"] = draw_threshold(own, args)
-        if pairs:
+        if 0 < len(pairs) <= MOST_PAIRS:
             figures["improvement"] = draw_improvement(pairs)
+        elif pairs:
+            warn(f"{shortened(environment)}: {len(pairs)} pairs of groups are too many for a picture of them")
         for kind, figure in figures.items():
-            path = args.pictures / f"{kind}__{re.sub(r'[^A-Za-z0-9._-]+', '-', environment)}.{args.format}"
+            # Names of files have 255 bytes at most.
+            name = f"{kind}__{re.sub(r'[^A-Za-z0-9._-]+', '-', shortened(environment))[:142]}"
+            path = args.pictures / f"{name}.{args.format}"
+            number_of_name = 2
+            while path in written:
+                path = args.pictures / f"{name}-{number_of_name}.{args.format}"
+                number_of_name += 1
             figure.savefig(path, dpi=120)
             written.append(path)
     return written

@@ -222,6 +222,29 @@ def test_damaged_event(tmp_path, capsys):
     assert capsys.readouterr().err == f"note: {path} is damaged; what is before counts\n"
 
 
+@pytest.mark.parametrize(("damage", "last_whole"), [("last event", 9.0), ("zeros", 10.0)])
+def test_damaged_end_of_a_file_that_was_resumed(tmp_path, capsys, damage, last_whole):
+    """The pause between the last whole event and the resumption is taken out; a full disk leaves zeros."""
+    folder = write_events(tmp_path / "run", constant(1.0))
+    path = event_file(folder)
+    data = path.read_bytes()
+    *_, last = compare_runs.records(path)
+    path.write_bytes(
+        data + bytes(64) if damage == "zeros" else data[: -4 - len(last)] + b"\xff" * len(last) + data[-4:]
+    )
+    write_events(folder, [(110, 151.0, 9.0)], start=150.0, purge_step=101)
+    (run,) = read(folder)
+    assert points_of(run)[-1] == (110, last_whole + 1, 9.0)
+    assert f"note: {path} is damaged" in capsys.readouterr().err
+
+
+def test_file_of_zeros(tmp_path, capsys):
+    path = event_file(write_run(tmp_path / "run", constant(1.0)))
+    path.write_bytes(bytes(160))
+    assert compare_runs.read_event_file(path, (EPISODES,)).points == {}
+    assert capsys.readouterr().err == f"note: {path} is damaged at byte 0; what is before counts\n"
+
+
 def test_values_that_are_no_numbers(tmp_path, capsys):
     (run,) = read(write_run(tmp_path / "run", [(1, 1.0, 1.0), (2, 2.0, float("nan")), (3, 3.0, 3.0)]))
     assert run.curve.steps.tolist() == [1, 3]
@@ -278,6 +301,63 @@ def test_paths(tmp_path):
 
 
 # Grouping
+
+
+def test_links_are_followed_once(tmp_path):
+    """A folder of links to runs; one more leads back to the folder itself."""
+    write_run(tmp_path / "elsewhere" / "a", constant(1.0), seed=1)
+    chosen = tmp_path / "chosen"
+    chosen.mkdir()
+    (chosen / "link").symlink_to(tmp_path / "elsewhere" / "a", target_is_directory=True)
+    (chosen / "again").symlink_to(tmp_path / "elsewhere" / "a", target_is_directory=True)
+    (chosen / "back").symlink_to(chosen, target_is_directory=True)
+    assert len(read(chosen)) == 1
+
+
+def test_a_run_given_as_the_working_folder(tmp_path, monkeypatch):
+    folder = write_events(tmp_path / "Ant-v5__sac__12__1700000000", constant(1.0))
+    monkeypatch.chdir(folder)
+    (run,) = read(".")
+    assert (run.keys["env_id"], run.keys["exp_name"], run.keys["folder"]) == ("Ant-v5", "sac", tmp_path.name)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "has no row of a curve"),
+        ("seed,tag,step,wall_time,value\n", "has no row of a curve"),
+        ("seed,tag,step,wall_time,value\n1,charts/episodic_return,1,nan,2\n", "or it is damaged"),
+        ("seed,tag,step,wall_time,value\n1,charts/episodic_return,1,1," + 200_000 * "2", "or it is damaged"),
+    ],
+)
+def test_useless_csv_files_are_named(tmp_path, capsys, content, problem):
+    write_run(tmp_path / "run", constant(1.0))
+    path = tmp_path / "ppo__Env-v0.csv"
+    path.write_text(content)
+    assert len(read(tmp_path / "run", path)) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"note: {path} ")
+    assert problem in error
+
+
+def test_args_json_that_is_too_deep(tmp_path, capsys):
+    folder = write_events(tmp_path / "Ant-v5__sac__12__1700000000", constant(1.0))
+    (folder / "args.json").write_text("[" * 100_000)
+    (run,) = read(folder)
+    assert run.keys["env_id"] == "Ant-v5"
+    assert "args.json is damaged" in capsys.readouterr().err
+
+
+def test_infinite_values_alone(tmp_path, monkeypatch, capsys):
+    write_run(tmp_path / "run", [(1, 1.0, float("inf"))])
+    with pytest.raises(SystemExit) as exit_info:
+        command_line(compare_runs, monkeypatch, str(tmp_path))
+    assert exit_info.value.code == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"note: {tmp_path / 'run'}: 1 points of charts/episodic_return are no finite numbers and left out",
+        "error: --metric return (charts/episodic_return or rollout/ep_rew_mean): no run has a finite point of it; they "
+        "have charts/episodic_return, other",
+    ]
 
 
 def test_groups_by_what_differs(tmp_path):
@@ -443,6 +523,16 @@ def test_threshold_needs_a_full_window():
     assert compare_runs.first_reach(make_run([9, 0, 0]), 9) == 0
 
 
+def test_threshold_that_is_reached_exactly():
+    """Differences of sums of floats lose the last digits, and event files hold float32, where 0.9 is 0.89999998."""
+    values = [-0.1, 20.7, 148.3, 311.156, 10.1]
+    assert compare_runs.first_reach(make_run(values), 311.156) == 3
+    assert compare_runs.first_reach(make_run([0.5, np.float32(0.9)]), 0.9) == 1
+    assert compare_runs.first_reach(make_run([0.1] * 7, window=3), 0.1) == 2
+    assert compare_runs.first_reach(make_run([499.99]), 500) is None
+    assert compare_runs.first_reach(make_run([1.0, 3.0], window=10**20), 2) == 1
+
+
 # Tables
 
 
@@ -464,6 +554,41 @@ def test_summary():
 def test_one_seed_is_called_so():
     (group,) = groups_of({"ppo": [3.0]})
     assert "one seed" in compare_runs.markdown_table([compare_runs.summarise(group, DEFAULTS)], DEFAULTS)
+
+
+def test_one_seed_in_one_of_two_environments():
+    runs = [make_run([score], seed=str(score)) for score in (1, 2)] + [make_run([3], env_id="Other-v0")]
+    (line,) = compare_runs.markdown_table(
+        [compare_runs.summarise(compare_runs.Group("ppo", runs), DEFAULTS)], DEFAULTS
+    ).splitlines()[2:]
+    assert "an environment has one seed" in line
+
+
+def test_speed_of_the_end_of_a_run():
+    """10,000 steps in 100 s, the first million lies in a file that is gone."""
+    run = make_run([1, 1], [1_000_000, 1_010_000], [0, 100])
+    assert compare_runs.summarise(compare_runs.Group("ppo", [run]), DEFAULTS).steps_per_second == 100
+
+
+def test_what_breaks_a_table_is_taken_out():
+    run = make_run([1], env_id=", ".join(f"Env{i}-v0" for i in range(5)))
+    table = compare_runs.markdown_table(
+        [compare_runs.summarise(compare_runs.Group("a|b\nc", [run]), DEFAULTS)], DEFAULTS
+    )
+    assert len(table.splitlines()) == 3
+    assert r"| a\|b c |" in table
+    assert "| Env0-v0, Env1-v0, Env2-v0 and 2 more |" in table
+
+
+def test_ties_are_told():
+    """Of nine pairs b wins three and six are ties, which count half: 6 / 9. Of four, two are ties, each wins one."""
+    (verdict,) = compare_runs.compare(groups_of({"a": [1, 5, 5], "b": [5, 5, 5]}), DEFAULTS)
+    assert (verdict.better, verdict.probability, verdict.ties) == ("b", pytest.approx(6 / 9), pytest.approx(6 / 9))
+    assert "in 67% of pairs, a tie counted as half (67% are ties) (95 % interval" in verdict.sentence()
+    (even,) = compare_runs.compare(groups_of({"a": [1, 2], "b": [1, 2]}), DEFAULTS)
+    assert "each scores higher in half of all pairs of runs, a tie counted as half (50% are ties)" in even.sentence()
+    (same,) = compare_runs.compare(groups_of({"a": [5, 5], "b": [5, 5]}), DEFAULTS)
+    assert same.sentence() == "Env-v0: a and b score the same in all pairs of runs."
 
 
 def test_sentences():
@@ -583,6 +708,36 @@ def test_improvement_picture():
     assert len(axes.lines) == 1 + 2 * 3
 
 
+def test_names_that_matplotlib_would_hide_or_set_as_mathematics(tmp_path):
+    runs = [make_run([1, 2], exp_name=name) for name in ("_new", r"a$\foo{$b")]
+    figure = compare_runs.draw_curves(compare_runs.group_runs(runs, ["exp_name"]), DEFAULTS)
+    figure.savefig(tmp_path / "picture.png")
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert labels == [" _new, one seed", r"a\$\foo{\$b, one seed"]
+
+
+def test_no_picture_replaces_another(tmp_path, capsys):
+    """Names alike in ASCII, one longer than a file's may be, and groups that share one environment of two."""
+    args = compare_runs.Args(("runs",), pictures=tmp_path)
+    names = ("\u00e9-v1", "\u00e8-v1", "E" * 300)
+    groups = [compare_runs.Group("ppo", [make_run([1, 2], env_id=name)]) for name in names]
+    compare_runs.write_pictures(groups, [], args)
+    expected = ["curves__--v1-2.png", "curves__--v1.png", f"curves__{'E' * 142}.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == expected
+    runs = {name: [make_run([1], env_id=env) for env in ("X-v0", f"{name}-v0")] for name in ("A", "B")}
+    groups = [compare_runs.Group(name, own) for name, own in runs.items()]
+    written = compare_runs.write_pictures(groups, compare_runs.compare(groups, args), args)
+    assert [path.name for path in written] == [
+        "curves__A-v0-X-v0.png",
+        "curves__B-v0-X-v0.png",
+        "improvement__X-v0.png",
+    ]
+    many = compare_runs.compare(groups_of({str(i): [i] for i in range(12)}), args)
+    assert len(many) == 66
+    assert compare_runs.write_pictures([], many, args) == []
+    assert "66 pairs of groups are too many for a picture" in capsys.readouterr().err
+
+
 def test_styles_differ():
     assert len({tuple(compare_runs.style(i).values()) for i in range(140)}) == 140
 
@@ -656,9 +811,8 @@ def test_run_without_the_metric_is_named(tmp_path, monkeypatch, capsys):
     write_run(tmp_path / "young", [])
     command_line(compare_runs, monkeypatch, str(tmp_path))
     shown = capsys.readouterr()
-    expected = (
-        f"note: {tmp_path / 'young'} has no point of charts/episodic_return or rollout/ep_rew_mean and is left out\n"
-    )
+    lack = "has no finite point of charts/episodic_return or rollout/ep_rew_mean and is left out"
+    expected = f"note: {tmp_path / 'young'} {lack}\n"
     assert shown.err == expected
     assert "1 run, grouped by" in shown.out
 
