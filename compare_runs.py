@@ -214,6 +214,7 @@ def read_event_file(path: Path, tags: tuple[str, ...]) -> EventFile:
         file.end = Event.FromString(record).wall_time
     except DecodeError:
         problem = problem or "is damaged in its last event"
+    # Where that is damaged, the last point tells the time.
     file.end = max([file.end, *(times[-1] for _, times, _ in file.points.values() if times)])
     if problem:
         warn(f"{path} {problem}")
@@ -265,9 +266,8 @@ def joined(files: list[EventFile], tag: str) -> Curve:
 def keys_of(folder: Path, hyperparameters: dict[str, str]) -> dict[str, str]:
     """Returns a run's arguments: from its args.json, else from its log and the name of its folder."""
     # A name may hold bytes that are no text.
-    name, parent = (
-        part.encode(errors="replace").decode() for part in (folder.absolute().name, folder.absolute().parent.name)
-    )
+    whole = folder.absolute()
+    name, parent = (part.encode(errors="replace").decode() for part in (whole.name, whole.parent.name))
     keys = {"env_id": "unknown", "exp_name": name, "seed": "unknown", "folder": parent}
     parts = name.rsplit("__", 3)
     if len(parts) == 4 and parts[2].isdigit():
@@ -529,21 +529,26 @@ def interquartile_mean(scores: np.ndarray, strata: np.ndarray) -> tuple[float, f
     return middle, float(low), float(high)
 
 
+def wins(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Returns (n, m) 1 where a run of X scores higher than one of Y, and a half where they tie; scores (n,), (m,)."""
+    return (x[:, None] > y) + 0.5 * (x[:, None] == y)
+
+
 def improvement(pairs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float | None, float | None]:
     """Returns the probability that a run of X scores higher than one of Y, ties half, and its 95 % interval.
 
     pairs: scores of X (n,) and Y (m,) in each environment; the probability is the mean over the environments.
     """
     rng = np.random.default_rng(0)
-    wins = [(x[:, None] > y) + 0.5 * (x[:, None] == y) for x, y in pairs]
-    probability = float(np.mean([matrix.mean() for matrix in wins]))
-    if min(min(matrix.shape) for matrix in wins) < 2:
+    matrices = [wins(x, y) for x, y in pairs]
+    probability = float(np.mean([matrix.mean() for matrix in matrices]))
+    if min(min(matrix.shape) for matrix in matrices) < 2:
         return probability, None, None
     total = np.zeros(RESAMPLES)
-    for matrix in wins:
+    for matrix in matrices:
         times_x, times_y = (resampled_counts(np.zeros(size), rng) for size in matrix.shape)
         total += ((times_x @ matrix) * times_y).sum(1) / matrix.size
-    low, high = np.percentile(total / len(wins), (2.5, 97.5))
+    low, high = np.percentile(total / len(matrices), (2.5, 97.5))
     return probability, float(low), float(high)
 
 
@@ -730,11 +735,11 @@ def compare(groups: list[Group], args: Args) -> list[Verdict]:
             continue
         pairs = [tuple(scores[k][[r.keys["env_id"] == env for r in groups[k].runs]] for k in (i, j)) for env in shared]
         better, worse = i, j
-        if improvement(pairs)[0] < 0.5:
+        if np.mean([wins(x, y).mean() for x, y in pairs]) < 0.5:
             better, worse, pairs = j, i, [(y, x) for x, y in pairs]
         seeds = (min(len(x) for x, _ in pairs), min(len(y) for _, y in pairs))
         names = groups[better].name, groups[worse].name
-        ties = float(np.mean([(x[:, None] == y).mean() for x, y in pairs]))
+        ties = float(np.mean([(wins(x, y) == 0.5).mean() for x, y in pairs]))
         verdicts.append(Verdict(", ".join(shared), *names, seeds, ties, *improvement(pairs)))
     return verdicts
 
@@ -865,7 +870,7 @@ def draw_improvement(verdicts: list[Verdict]) -> "Figure":
 def write_pictures(groups: list[Group], verdicts: list[Verdict], args: Args) -> list[Path]:
     """Writes one picture of each kind for each environment, and returns their paths."""
     args.pictures.mkdir(parents=True, exist_ok=True)
-    written = []
+    written, names = [], Counter()
     # Groups over different environments are compared on those that they share, which no group may have alone.
     for environment in dict.fromkeys([*(g.environment for g in groups), *(v.environment for v in verdicts)]):
         own = [group for group in groups if group.environment == environment]
@@ -878,13 +883,10 @@ def write_pictures(groups: list[Group], verdicts: list[Verdict], args: Args) -> 
         elif pairs:
             warn(f"{shortened(environment)}: {len(pairs)} pairs of groups are too many for a picture of them")
         for kind, figure in figures.items():
-            # Names of files have 255 bytes at most.
+            # Names of files have 255 bytes at most; two environments may differ in what is left out here alone.
             name = f"{kind}__{re.sub(r'[^A-Za-z0-9._-]+', '-', shortened(environment))[:142]}"
-            path = args.pictures / f"{name}.{args.format}"
-            number_of_name = 2
-            while path in written:
-                path = args.pictures / f"{name}-{number_of_name}.{args.format}"
-                number_of_name += 1
+            names[name] += 1
+            path = args.pictures / f"{name}{f'-{names[name]}' if names[name] > 1 else ''}.{args.format}"
             figure.savefig(path, dpi=120)
             written.append(path)
     return written
