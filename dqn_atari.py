@@ -4,23 +4,21 @@ Paper: Mnih et al. 2015, https://www.nature.com/articles/nature14236; Double DQN
        https://arxiv.org/abs/1509.06461.
 Run:   python dqn_atari.py --env-id BreakoutNoFrameskip-v4
 Shapes: N envs, M samples of a batch, S frames of a stack, A actions, images are (C, H, W).
-Differs from the paper: Adam instead of RMSProp, gradients are clipped by their norm; frequencies count the steps of all
-        environments together; a time limit is no end of the task.
+Differs from the paper: Adam instead of RMSProp; the error is squared, where the paper clips it (--loss huber does too);
+        gradients are clipped by their norm; weights start orthogonal; frequencies count the steps of all environments
+        together; a time limit is no end of the task.
 """
 
-import argparse
 import ctypes
 import dataclasses
 import difflib
-import importlib.metadata
 import importlib.util
-import io
 import json
 import math
 import os
-import pickle
 import platform
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -28,18 +26,18 @@ import sys
 import threading
 import time
 import warnings
+import zipfile
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 import ale_py
 import gymnasium as gym
+import imageio.v2 as imageio
 import numpy as np
 import psutil
 import torch
@@ -47,7 +45,7 @@ import tyro
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from stable_baselines3.common.atari_wrappers import ClipRewardEnv, EpisodicLifeEnv, MaxAndSkipEnv, NoopResetEnv
+from stable_baselines3.common import atari_wrappers as sb3
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -58,444 +56,278 @@ from tqdm import tqdm
 class Args:
     """DQN on Atari games, GameNoFrameskip-v4 or ALE/Game-v5, where a step is 4 frames, and on others with images."""
 
-    exp_name: str = Path(__file__).stem
-    """name of the experiment, part of the run folder's name"""
-    seed: int = 1
-    """seeds python, numpy, torch, the environments and their action spaces"""
-    torch_deterministic: bool = True
-    """deterministic kernels: the same command gives the same weights, bit for bit on a CPU"""
-    cuda: bool = True
-    """use a CUDA device where there is one, else the CPU"""
-    threads: int = 0
-    """CPU threads; 0: one for each core, for torch at most 8"""
-    run_dir: str = "runs"
-    """parent folder of the run folders"""
-    checkpoint_every: int = 100_000
-    """environment steps between checkpoints; 0: only at the end and on interruption"""
-    eval_every: int = 250_000
-    """environment steps between evaluations during training; 0: only at the end"""
-    eval_episodes: int = 10
-    """episodes of each evaluation"""
-    eval_greedy: bool = True
-    """evaluate with the most probable or the mean action; off: sampled from the policy"""
-    resume: str | None = None
-    """continue a run from its folder or from a checkpoint file"""
-    evaluate: str | None = None
-    """evaluate the checkpoint in this file or run folder, print the result, exit"""
-    capture_video: bool = False
-    """write MP4 files of evaluation episodes to the run's videos/"""
-    track: bool = False
-    """mirror the run to Weights & Biases"""
-    wandb_project_name: str = "onefile-rl"
-    """project on Weights & Biases"""
-    wandb_entity: str | None = None
-    """team on Weights & Biases"""
-    progress: bool = True
-    """show a progress bar where the output is a terminal"""
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
+    seed: int = 1  # seeds python, numpy, torch, the environments and their action spaces
+    torch_deterministic: bool = True  # deterministic kernels: on a CPU the same command gives the same weights
+    cuda: bool = True  # use a CUDA device where there is one, else the CPU
+    threads: int = 0  # CPU threads; 0: one for each core, for torch at most 8
+    run_dir: str = "runs"  # parent folder of the run folders
+    checkpoint_every: int = 100_000  # environment steps between checkpoints; 0: only at the end and on interruption
+    eval_every: int = 250_000  # environment steps between evaluations during training; 0: only at the end
+    eval_episodes: int = 10  # episodes of each evaluation
+    eval_greedy: bool = True  # evaluate with the most probable or the mean action; off: sampled from the policy
+    resume: str | None = None  # continue a run from its folder or from a checkpoint file
+    evaluate: str | None = None  # evaluate the checkpoint in this file or run folder, print the result, exit
+    capture_video: bool = False  # write MP4 files of evaluation episodes to the run's videos/
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "onefile-rl"  # project on Weights & Biases
+    wandb_entity: str | None = None  # team on Weights & Biases
+    progress: bool = True  # show a progress bar
 
-    env_id: str = "BreakoutNoFrameskip-v4"
-    """any id that gymnasium.make takes, package.module:Id-v0 included"""
-    backend: Literal["ale", "gymnasium"] = "ale"
-    """ale: ale-py's own vector environment, Atari only; gymnasium: gymnasium.make and wrappers, anything with images"""
-    vector: Literal["sync", "async"] = "sync"
-    """how environments that gymnasium makes step: in this process, or in one process each"""
-    num_envs: int = 8
-    """parallel environments, N"""
+    env_id: str = "BreakoutNoFrameskip-v4"  # any id that gymnasium.make takes, package.module:Id-v0 included
+    env_kwargs: str = "{}"  # keyword arguments for gymnasium.make, a JSON object
+    backend: Literal["ale", "gymnasium"] = "ale"  # ale-py's vector environment (Atari only), or gymnasium's wrappers
+    vector: Literal["sync", "async"] = "sync"  # gymnasium's environments step in this process, or in one each
+    num_envs: int = 8  # parallel environments, N
 
-    buffer_size: int = 1_000_000
-    """transitions that the replay memory holds"""
-    batch_size: int = 32
-    """transitions of one update, M"""
-    learning_starts: int = 80_000
-    """environment steps before the first update; after a resume without replay memory as many again"""
-    replay_on_device: bool = False
-    """keep the frames of the replay memory on the GPU, which spares a copy of each batch; 6.6 GiB for a million"""
-    save_replay: bool = False
-    """write the replay memory beside each checkpoint, so that a resumed run learns on at once"""
+    buffer_size: int = 1_000_000  # transitions that the replay memory holds
+    batch_size: int = 32  # transitions of one update, M
+    learning_starts: int = 80_000  # steps before the first update; after a resume without replay memory as many again
+    replay_on_device: bool = False  # keep the frames on the GPU, which spares copies; 6.6 GiB for a million
+    save_replay: bool = False  # keep the replay memory in latest.pt, so that a resumed run learns on at once
 
-    total_timesteps: int = 10_000_000
-    """environment steps of the whole run, over all environments"""
-    learning_rate: float = 1e-4
-    """step size of Adam"""
-    anneal_lr: bool = False
-    """let the learning rate fall linearly to 0 over the run"""
-    gamma: float = 0.99
-    """discount of a reward one step later"""
-    compile: bool = False
-    """torch.compile the network, with CUDA graphs on a GPU; off is faster on CPUs"""
-    amp: bool = False
-    """bfloat16 convolutions; pays on GPUs and on CPUs with AMX, crawls on other CPUs"""
+    total_timesteps: int = 10_000_000  # environment steps of the whole run, over all environments
+    learning_rate: float = 1e-4  # step size of Adam
+    anneal_lr: bool = False  # let the learning rate fall linearly to 0 over the run
+    gamma: float = 0.99  # discount of a reward one step later
+    compile: bool = False  # compile what the update computes; needs a C++ compiler on a CPU, seconds to start
+    amp: bool = False  # bfloat16 convolutions; pays on GPUs and on CPUs with AMX or AVX512_BF16, crawls on others
 
-    train_frequency: int = 4
-    """environment steps, over all environments, for each update"""
-    double: bool = False
-    """Double DQN: the network that learns picks the next action, the target network values it"""
-    loss: Literal["mse", "huber"] = "mse"
-    """mse: squared error; huber: absolute error where that is above 1, as the paper clips it"""
-    tau: float = 1.0
-    """how far the target network moves towards the network at each of its updates; 1: all the way, a copy"""
-    target_network_frequency: int = 1_000
-    """environment steps, over all environments, between updates of the target network"""
-    start_e: float = 1.0
-    """epsilon, the probability of a random action, at the start"""
-    end_e: float = 0.01
-    """epsilon after the exploration, and in evaluations that are not greedy"""
-    exploration_fraction: float = 0.1
-    """share of total_timesteps over which epsilon falls linearly"""
-    max_grad_norm: float = 10.0
-    """longest gradient; longer ones are scaled down to it"""
+    train_frequency: int = 4  # environment steps, over all environments, for each update
+    double: bool = False  # Double DQN: the network that learns picks the next action, the target network values it
+    loss: Literal["mse", "huber"] = "mse"  # squared error, or clipped as in the paper, which biases where ends are rare
+    tau: float = 1.0  # how far each update of the target network moves it towards the network; 1: a copy
+    target_network_frequency: int = 1_000  # environment steps between updates of the target network
+    start_e: float = 1.0  # epsilon, the probability of a random action, at the start
+    end_e: float = 0.01  # epsilon after the exploration, and in evaluations that are not greedy
+    exploration_fraction: float = 0.1  # share of total_timesteps over which epsilon falls linearly
+    max_grad_norm: float = 10.0  # longest gradient; longer ones are scaled down to it
 
-    def __post_init__(self) -> None:
-        check_range(self, "num_envs buffer_size batch_size train_frequency target_network_frequency", least=1)
-        check_range(self, "eval_episodes", least=1)
-        check_range(self, "threads checkpoint_every eval_every learning_starts", least=0)
-        check_range(self, "gamma start_e end_e exploration_fraction", least=0, most=1)
-        check_range(self, "tau", above=0, most=1)
-        check_range(self, "learning_rate max_grad_norm", above=0)
-        # Evaluations seed their episodes further up, and ale-py takes 31 bits.
-        check_range(self, "seed", least=0, most=2_000_000_000)
-        if self.buffer_size < 16 * self.num_envs:
-            raise ValueError(f"--buffer-size {self.buffer_size} must be at least 16 * num_envs = {16 * self.num_envs}")
-        if self.total_timesteps < self.num_envs:
-            rule = f"must be at least num_envs = {self.num_envs}, one step of each environment"
-            raise ValueError(f"--total-timesteps {self.total_timesteps} {rule}")
-        if self.learning_starts >= self.total_timesteps:
-            rule = f"must be less than total_timesteps = {self.total_timesteps}, or nothing is learned"
-            raise ValueError(f"--learning-starts {self.learning_starts} {rule}")
+    def check(self) -> None:
+        """Raises a UsageError where a value is out of range or does not fit another one."""
+        limits = {
+            (1, math.inf): "batch_size train_frequency target_network_frequency eval_episodes",
+            (1, 10_000): "num_envs",
+            (0, math.inf): "threads checkpoint_every eval_every",
+            (1e-12, math.inf): "learning_rate max_grad_norm",
+            (1e-12, 1): "tau",
+            (0, 1): "gamma start_e end_e exploration_fraction",
+            (0, 2_000_000_000): "seed",  # ale-py takes 31 bits
+            (16 * self.num_envs, math.inf): "buffer_size",
+            (self.num_envs, math.inf): "total_timesteps",
+            (0, self.total_timesteps - 1): "learning_starts",
+        }
+        check_limits(self, limits)
 
 
 # ----- Environment -----
 def find_spec(env_id: str) -> EnvSpec:
-    """Returns the registered specification of an environment; `package.module:Id-v0` imports the module first.
-
-    Raises:
-        UsageError: there is no such module or id; the message names the nearest ids.
-    """
-    gym.register_envs(ale_py)
-    module, colon, name = env_id.rpartition(":")
-    if colon:
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            raise UsageError(f"--env-id {env_id}: there is no module {error.name!r} on the import path") from error
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"--env-id {env_id}: there is no module {module!r}, names are absolute") from error
-    if name in gym.registry:
-        return gym.registry[name]
+    """Returns the registered specification of an environment; `package.module:Id-v0` imports the module first."""
+    module, _, name = env_id.rpartition(":")
+    try:
+        importlib.import_module(module or "gymnasium")
+    except (ModuleNotFoundError, TypeError) as error:
+        hint = "; envs is a package of these scripts, rename yours" if module.startswith("envs.") else ""
+        raise UsageError(f"--env-id {env_id}: cannot import {module!r} ({error}){hint}") from error
     usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
-    by_length = sorted(usable, key=len)
-    near = [known for known in by_length if name.split("-")[0].lower() in known.lower()] if name else []
-    near += difflib.get_close_matches(name, usable, n=5)
-    raise UsageError(
-        f"--env-id {env_id}: there is no environment of this id"
-        + (f"; the nearest: {', '.join(list(dict.fromkeys(near))[:5])}" if near else "")
-    )
+    near = [known for known in usable if name.split("-")[0].lower() in known.lower()] if name else []
+    near = ", ".join((near + difflib.get_close_matches(name, usable, n=5))[:5]) or "none"
+    what = f"importing {module} registered no {name} with gymnasium" if module else "there is no such environment"
+    require(name in gym.registry, f"--env-id {env_id}: {what}; the nearest ids: {near}")
+    return gym.registry[name]
 
 
 def is_atari(spec: EnvSpec) -> bool:
-    """Says whether the environment is one of ale-py's games.
-
-    Raises:
-        UsageError: the id skips a random number of frames, which neither way of making environments does.
-    """
-    if spec.entry_point != "ale_py.env:AtariEnv":
-        return False
+    """Says whether the environment is one of ale-py's games."""
     if isinstance(spec.kwargs.get("frameskip"), tuple):
         game = spec.id.split("-")[0]
-        raise UsageError(
-            f"--env-id {spec.id} skips a random number of frames; use {game}NoFrameskip-v4 or ALE/{game}-v5"
-        )
-    return True
+        raise UsageError(f"--env-id {spec.id} skips frames at random; use {game}NoFrameskip-v4 or ALE/{game}-v5")
+    return spec.entry_point == "ale_py.env:AtariEnv"
 
 
 class NativeAtariEnv(AtariVectorEnv):
-    """ale-py's C++ vector environment, reporting ends as gymnasium's vector environments do.
+    """ale-py's C++ vector environment, where a lost life counts as termination and rewards are their signs.
 
-    A lost life ends the recording but not the game. ale-py does not say which of the two happened, and its `final_obs`
-    of a lost life is uninitialised memory, so both are worked out here. `infos["final_info"]["whole_episode"]` has
-    the true score of a whole game ("r") and its length in agent steps ("l"), where the mask `_whole_episode` is set.
-
-    Args:
-        spec: of an Atari game; sticky actions and action set are taken from it.
-        num_envs: parallel games.
-        num_threads: threads that step them; 0: one for each core.
-        training: a lost life counts as termination, and rewards are replaced by their signs.
+    Games go on after a lost life. `infos["whole_episode"]` has the true score of a whole game ("r") and its length in
+    agent steps ("l"), where the mask `_whole_episode` is set, as gymnasium's environments have it.
     """
 
-    def __init__(self, spec: EnvSpec, num_envs: int, num_threads: int, training: bool) -> None:
+    def __init__(self, spec: EnvSpec, num_envs: int, num_threads: int) -> None:
+        names = ("game", "max_num_frames_per_episode", "repeat_action_probability", "full_action_space")
         super().__init__(
-            game=spec.kwargs["game"],
+            **{name: spec.kwargs[name] for name in names},
             num_envs=num_envs,
             num_threads=min(num_threads, num_envs),
-            max_num_frames_per_episode=spec.kwargs["max_num_frames_per_episode"],
-            repeat_action_probability=spec.kwargs["repeat_action_probability"],
-            full_action_space=spec.kwargs["full_action_space"],
             autoreset_mode=AutoresetMode.SAME_STEP,
             frameskip=4,
-            # episodic_life would restart the whole game at each lost life.
-            life_loss_info=training,
-            # Clipped here instead, since ale-py does not report what it clipped.
-            reward_clipping=False,
+            life_loss_info=True,  # episodic_life would restart the whole game at each lost life
+            reward_clipping=False,  # clipped below, since ale-py does not report what it clipped
         )
-        self.training = training
 
-    def reset(
-        self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts new games; a list of seeds has one for each of them."""
-        obs, infos = super().reset(seed=np.asarray(seed) if isinstance(seed, list) else seed, options=options)
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Starts new games; with a seed, game i gets seed + i."""
+        obs, infos = super().reset(seed=seed, options=options)
         self.game_starts = infos["frame_number"] - infos["episode_frame_number"]
-        self.scores = np.zeros(self.num_envs)
-        self.lengths = np.zeros(self.num_envs, dtype=np.int64)
+        self.scores = self.lengths = np.zeros(self.num_envs)
         return obs, infos
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Steps all games by 4 frames."""
         obs, reward, termination, truncation, infos = super().step(actions)
-        self.scores += reward
-        self.lengths += 1
-        # The emulator's total frame count goes on through resets, so a game's first frame number is its name.
+        scores, lengths = self.scores + reward, self.lengths + 1
+        # ale-py does not say whether a life or the game ended. Its total frame count goes on through resets, so the
+        # number of a game's first frame is its name.
         game_starts = infos["frame_number"] - infos["episode_frame_number"]
-        game_over = game_starts != self.game_starts
-        self.game_starts = game_starts
+        game_over, self.game_starts = game_starts != self.game_starts, game_starts
         if "final_obs" in infos:
+            # Of a lost life ale-py's is uninitialised memory; the game goes on from obs.
             infos["final_obs"] = np.where(game_over[:, None, None, None], infos["final_obs"], obs)
-        if game_over.any():
-            infos["final_info"] = {
-                "whole_episode": {"r": self.scores.copy(), "l": self.lengths.copy()},
-                "_whole_episode": game_over,
-            }
-            self.scores[game_over] = 0
-            self.lengths[game_over] = 0
-        if self.training:
-            reward = np.sign(reward)
-        return obs, reward, termination, truncation, infos
+        infos |= {"whole_episode": {"r": scores, "l": lengths}, "_whole_episode": game_over}
+        self.scores, self.lengths = np.where(game_over, 0, scores), np.where(game_over, 0, lengths)
+        return obs, np.sign(reward), termination, truncation, infos
 
 
-class MaxAndSkip(MaxAndSkipEnv):
-    """Repeats an action for `skip` frames and shows the maximum of the last two, or the last where a game ends early.
-
-    The parent shows frames of an earlier step when an episode ends within the skip.
-    """
+class MaxAndSkip(sb3.MaxAndSkipEnv):
+    """Shows the last frame where a game ends within the 4 frames; its parent shows frames of an earlier step then."""
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Takes `skip` steps with one action; rewards are summed."""
-        total_reward = 0.0
-        for i in range(self._skip):
-            obs, reward, terminated, truncated, info = self.env.step(action)
-            total_reward += float(reward)
-            self._obs_buffer[i % 2] = obs
-            if terminated or truncated:
-                self._obs_buffer[:] = obs
-                break
-        return self._obs_buffer.max(axis=0), total_reward, terminated, truncated, info
+        """Repeats the action for 4 frames; rewards are summed, the last two frames' maximum is shown."""
+        obs, *results = super().step(action)
+        ended = results[1] or results[2]
+        return self.unwrapped.ale.getScreenGrayscale() if ended else obs, *results
 
 
 class FireReset(gym.Wrapper):
-    """Presses FIRE where a game waits for it: after a reset, and after a lost life when the game goes on."""
+    """Presses FIRE at the start of each life, where a game waits for it, then action 2, as in OpenAI's baselines."""
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:  # noqa: ANN401
+        """Starts a life; where a button ended it at once, the next one."""
+        obs, info = self.env.reset(**kwargs)
+        for action in (self.unwrapped.get_action_meanings().index("FIRE"), 2):
+            obs, _, terminated, truncated, _ = self.env.step(action)
+            if terminated or truncated:
+                obs, ended = self.env.reset()
+                info |= ended
+        return obs, info
+
+
+class WholeEpisodes(gym.Wrapper):
+    """Reports whole and true episodes, whatever stands above cuts or scales, and gives an environment what it wants.
+
+    `info` has only score ("r"), length ("l") and `info["measures"]` of an episode that ended, in the info of the reset
+    that follows, since EpisodicLifeEnv steps on its own within a reset. Actions count from 0 and get the space's type.
+    A seeded reset seeds the action space too, from which some environments draw.
+    """
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
-        self.fire = env.unwrapped.get_action_meanings().index("FIRE")
-        self.lives = 0
+        self.ended, self.first_action = None, getattr(env.action_space, "start", 0)
+        if self.first_action:
+            self.action_space = gym.spaces.Discrete(int(env.action_space.n))
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        """Starts a game and serves the first ball."""
-        obs, info = self.env.reset(seed=seed, options=options)
-        # Action 2 follows as in OpenAI's baselines: some games need a second button to start.
-        for action in (self.fire, 2):
-            obs, _, terminated, truncated, info = self.env.step(action)
-            if terminated or truncated:
-                obs, info = self.env.reset(options=options)
-        self.lives = self.env.unwrapped.ale.lives()
-        return obs, info
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Starts an episode, and reports the one before if it ended."""
+        if seed is not None:
+            self.unwrapped.action_space.seed(seed)
+        info, self.ended = {"whole_episode": self.ended} if self.ended else {}, None
+        self.score, self.length = 0.0, 0
+        return self.env.reset(seed=seed, options=options)[0], info
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Takes one step, and a second one with FIRE if that lost a life without ending the episode."""
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
+        """Takes a step; a number that is not finite raises a FloatingPointError."""
+        action = np.asarray(action, self.env.action_space.dtype) + self.first_action
         obs, reward, terminated, truncated, info = self.env.step(action)
-        lives = self.env.unwrapped.ale.lives()
-        if lives < self.lives and not (terminated or truncated):
-            obs, fire_reward, terminated, truncated, info = self.env.step(self.fire)
-            reward += fire_reward
-        self.lives = lives
-        return obs, reward, terminated, truncated, info
+        self.score, self.length = self.score + float(reward), self.length + 1
+        if not math.isfinite(reward + np.sum(obs)):
+            raise FloatingPointError(f"{self.spec.id} is not finite in step {self.length}: reward {reward}, obs {obs}")
+        if terminated or truncated:
+            measures = {name: float(value) for name, value in info.get("measures", {}).items()}
+            self.ended = {"r": self.score, "l": self.length, **measures}
+        return obs, reward, terminated, truncated, {}
 
 
-def check_spaces(env: gym.Env, env_id: str) -> None:
-    """Raises a UsageError unless the environment shows images and takes one of a number of actions."""
-    obs_space, action_space = env.observation_space, env.action_space
-    # numpy writes long bounds on several lines.
-    found_obs, found_actions = (" ".join(str(space).split()) for space in (obs_space, action_space))
-    if not isinstance(action_space, gym.spaces.Discrete):
-        hint = "; for a Box use ppo_continuous.py" if isinstance(action_space, gym.spaces.Box) else ""
-        raise UsageError(f"--env-id {env_id}: this script wants Discrete actions, not {found_actions}{hint}")
-    if not (isinstance(obs_space, gym.spaces.Box) and obs_space.dtype == np.uint8 and len(obs_space.shape) in (2, 3)):
-        hint = "; for vectors use dqn_cartpole_vec.py" if len(obs_space.shape or ()) == 1 else ""
-        raise UsageError(f"--env-id {env_id}: this script wants images, uint8 of 2 or 3 axes, not {found_obs}{hint}")
+def check_spaces(env: gym.Env, fits: bool) -> None:
+    """Raises a UsageError that says which script does unless this one fits the environment's spaces."""
+    spaces = (env.observation_space, env.action_space)
+    found = " and ".join(f"{type(x).__name__}{x.shape or ''} {x.dtype or ''}".strip() for x in spaces)
+    scripts = "vectors want ppo_cartpole.py, with a Box of actions ppo_continuous.py, uint8 images of 36 x 36 and more"
+    scripts += " with Discrete actions ppo_atari.py; envs/README.md tells how other spaces become one of these"
+    require(fits, f"--env-id {env.spec.id} has {found}, not for this script: {scripts}")
 
 
-def in_child_process(training_pid: int) -> None:
-    """Leaves Ctrl-C to the training process, when called in an environment's own process."""
-    if os.getpid() != training_pid:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def make_env(args: Args, training: bool, render_mode: str | None = None) -> Callable[[], gym.Env]:
+def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env]:
     """Returns a factory of one environment; it shows (4, 84, 84) uint8 images, an own (C, H, W) stack as it is."""
     training_pid = os.getpid()
 
     def thunk() -> gym.Env:
-        in_child_process(training_pid)
+        if os.getpid() != training_pid:
+            # Ctrl-C reaches an environment's own process too, and is the training process's to handle.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        spec = find_spec(args.env_id)
         # Not every environment takes the keyword, so it is left out where nothing is drawn.
-        drawing = {"render_mode": render_mode} if render_mode else {}
-        if is_atari(find_spec(args.env_id)):
+        keywords = json.loads(args.env_kwargs) | ({"render_mode": render_mode} if render_mode else {})
+        if is_atari(spec):
             ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
             # frameskip=1 since MaxAndSkip skips: an ALE/ id alone would skip 4 of its own, 16 together.
-            env = gym.make(args.env_id, frameskip=1, obs_type="grayscale", **drawing)
-            check_spaces(env, args.env_id)
+            env = gym.make(spec, **{"frameskip": 1, "obs_type": "grayscale", **keywords})
+            buttons = env.unwrapped.get_action_meanings()
             # Backgammon and VideoCheckers have no NOOP to wait with.
-            env = NoopResetEnv(env, noop_max=30) if "NOOP" in env.unwrapped.get_action_meanings() else env
+            env = sb3.NoopResetEnv(env, noop_max=30) if "NOOP" in buttons else env
             env = MaxAndSkip(env, skip=4)
-            # Of 60 frames a second a video shows every fourth.
-            env.metadata = {**env.metadata, "render_fps": 15}
-            # Below the wrappers that cut a game into lives and its rewards to signs, so it sees true scores.
-            env = gym.wrappers.RecordEpisodeStatistics(env, stats_key="whole_episode")
-            env = EpisodicLifeEnv(env) if training else env
-            env = FireReset(env) if "FIRE" in env.unwrapped.get_action_meanings() else env
-            env = ClipRewardEnv(env) if training else env
+            env.metadata = {**env.metadata, "render_fps": 15}  # of 60 frames a second a video shows every fourth
+            env = sb3.EpisodicLifeEnv(WholeEpisodes(env))
+            env = FireReset(env) if "FIRE" in buttons else env
+            env = sb3.ClipRewardEnv(env)
         else:
-            env = gym.make(args.env_id, **drawing)
-            check_spaces(env, args.env_id)
-            # For environments that draw actions of their own.
-            env.action_space.seed(args.seed)
-            env = gym.wrappers.RecordEpisodeStatistics(env, stats_key="whole_episode")
-        if env.action_space.start != 0:
-            first, count = int(env.action_space.start), int(env.action_space.n)
-            env = gym.wrappers.TransformAction(env, lambda action: action + first, gym.spaces.Discrete(count))
+            # Without a time limit of its own an evaluation might never end.
+            env = gym.make(spec, **{"max_episode_steps": spec.max_episode_steps or EVAL_MAX_STEPS, **keywords})
+            space, shape = env.observation_space, env.observation_space.shape or ()
+            images = isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(shape) in (2, 3)
+            large = images and min(shape[:2] if shape[2:] in ((), (1,), (3,)) else shape[1:]) >= 36
+            check_spaces(env, fits=large and isinstance(env.action_space, gym.spaces.Discrete))
+            env = WholeEpisodes(env)
         shape = env.observation_space.shape
         if len(shape) == 3 and shape[2] not in (1, 3):
-            if min(shape[1:]) < 36:
-                raise UsageError(f"--env-id {args.env_id}: images {shape} are too small, 36 x 36 is the least")
             return env
-        if len(shape) == 3 and shape[2] == 3:
-            env = gym.wrappers.GrayscaleObservation(env)
-        env = gym.wrappers.ResizeObservation(env, (84, 84))
-        if len(env.observation_space.shape) == 3:
-            env = gym.wrappers.ReshapeObservation(env, (84, 84))
+        env = gym.wrappers.GrayscaleObservation(env) if shape[2:] == (3,) else env
+        env = gym.wrappers.ReshapeObservation(gym.wrappers.ResizeObservation(env, (84, 84)), (84, 84))
         return gym.wrappers.FrameStackObservation(env, 4, padding_type="zero")
 
     return thunk
 
 
-def make_envs(args: Args, num_envs: int, training: bool) -> VectorEnv:
-    """Returns parallel environments; evaluation (training=False) has whole games and true rewards."""
+def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> VectorEnv:
+    """Returns parallel environments, for training and evaluation alike; those that draw step in this process."""
     spec = find_spec(args.env_id)
-    if is_atari(spec) and args.backend == "ale":
-        return NativeAtariEnv(spec, num_envs, args.threads, training)
-    make = AsyncVectorEnv if args.vector == "async" else SyncVectorEnv
-    return make([make_env(args, training)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-
-
-def check_drawing(args: Args) -> None:
-    """Raises a UsageError, before hours of training, if --capture-video is wanted and the environment cannot draw."""
-    if not args.capture_video:
-        return
-    find_spec(args.env_id)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            env = make_env(args, training=False, render_mode="rgb_array")()
-    except TypeError as error:
-        if "render_mode" not in str(error):
-            raise
-        raise UsageError(f"--capture-video: {args.env_id} takes no render_mode, so it cannot draw") from error
-    modes = env.metadata.get("render_modes", [])
-    if "rgb_array" in modes:
-        # What draws may be a package that is missing.
-        env.reset(seed=args.seed)
-        env.render()
-    env.close()
-    if "rgb_array" not in modes:
-        raise UsageError(f"--capture-video: {args.env_id} cannot draw: its render modes are {modes}, not 'rgb_array'")
-
-
-def describe_envs(args: Args) -> str:
-    """Returns one line on the environments, with what an id alone does not say."""
-    spec = find_spec(args.env_id)
-    if not is_atari(spec):
-        note = ", no Atari game, so by the gymnasium backend" if args.backend == "ale" else ""
-        return f"{args.num_envs} x {args.env_id} ({args.vector}{note})"
-    how = "ale-py's vector environment" if args.backend == "ale" else f"gymnasium, {args.vector}"
-    return (
-        f"{args.num_envs} x {args.env_id} ({how}), repeat_action_probability={spec.kwargs['repeat_action_probability']}"
-    )
-
-
-def frames_of_stack(args: Args) -> int:
-    """Returns S, how many of the newest frames an observation shows; 1 where the environment brings its own images."""
-    if is_atari(find_spec(args.env_id)):
-        return 4
-    env = make_env(args, training=True)()
-    env.close()
-    return 4 if isinstance(env, gym.wrappers.FrameStackObservation) else 1
-
-
-def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
-    """Returns (N, ...) what each step led to: the final observation where an episode ended, else the next one.
-
-    Takes `final_obs` as gymnasium gives it, an object array with None elsewhere, and as ale-py does, one full array.
-    """
-    if not done.any():
-        return next_obs
-    true_obs = next_obs.copy()
-    for i in np.flatnonzero(done):
-        true_obs[i] = infos["final_obs"][i]
-    return true_obs
-
-
-def finished_episodes(infos: dict[str, Any]) -> list[tuple[float, int]]:
-    """Returns (score, length) of each whole episode that ended in this step; a lost life alone is none."""
-    final_info = infos.get("final_info", {})
-    ended = np.flatnonzero(final_info.get("_whole_episode", []))
-    episode = final_info.get("whole_episode", {})
-    return [(float(episode["r"][i]), int(episode["l"][i])) for i in ended]
-
-
-def check_finite(where: str, **arrays: np.ndarray) -> None:
-    """Raises a FloatingPointError that names environment and entry if a number (N, ...) is nan or infinite."""
-    for name, array in arrays.items():
-        # Images are always finite, and large.
-        if array.dtype != np.uint8 and not np.isfinite(array).all():
-            i, *entry = (int(index) for index in np.argwhere(~np.isfinite(array))[0])
-            value = array[(i, *entry)]
-            raise FloatingPointError(f"environment {i} gave {name}{entry or ''} = {value} {where}")
+    if is_atari(spec) and args.backend == "ale" and not render_mode:
+        if spec.max_episode_steps or json.loads(args.env_kwargs):
+            why = "own max_episode_steps" if spec.max_episode_steps else "--env-kwargs"
+            raise UsageError(f"--env-id {args.env_id}: {why} want --backend gymnasium")
+        return NativeAtariEnv(spec, num_envs, args.threads)
+    make = AsyncVectorEnv if args.vector == "async" and not render_mode else SyncVectorEnv
+    return make([make_env(args, render_mode)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 # ----- Networks -----
-def layer_init(layer: nn.Module, std: float = 2**0.5, bias_const: float = 0.0) -> nn.Module:
-    """Returns the layer with orthogonal weights of gain `std` and constant biases."""
+def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
+    """Returns the layer with orthogonal weights of gain `std` and no biases."""
     nn.init.orthogonal_(layer.weight, std)
-    nn.init.constant_(layer.bias, bias_const)
+    nn.init.zeros_(layer.bias)
     return layer
 
 
-class QNetwork(nn.Module):
-    """Values of all actions, on the convolutions of Mnih et al. 2015 (NatureCNN).
+class Agent(nn.Module):
+    """Values of all actions, on the convolutions of Mnih et al. 2015 (NatureCNN), for the environments' spaces."""
 
-    Args:
-        obs_shape: (C, H, W) of the uint8 images, H and W at least 36.
-        num_actions: A.
-        amp: run the convolutions in bfloat16.
-        epsilon: share of random actions where `act` is not greedy.
-    """
-
-    def __init__(self, obs_shape: tuple[int, ...], num_actions: int, amp: bool = False, epsilon: float = 0.01) -> None:
+    def __init__(self, args: Args, envs: VectorEnv) -> None:
         super().__init__()
-        self.amp, self.epsilon = amp, epsilon
+        self.amp, self.epsilon = args.amp, args.end_e
+        channels, *size = envs.single_observation_space.shape
         # With torch's own start, whose biases are not 0, Pong's grey background alone decides which units fire; in the
         # first hundreds of updates all of them died and nothing was ever learned.
         convolutions = nn.Sequential(
-            layer_init(nn.Conv2d(obs_shape[0], 32, kernel_size=8, stride=4)),
+            layer_init(nn.Conv2d(channels, 32, kernel_size=8, stride=4)),
             nn.ReLU(inplace=True),
             layer_init(nn.Conv2d(32, 64, kernel_size=4, stride=2)),
             nn.ReLU(inplace=True),
@@ -503,10 +335,9 @@ class QNetwork(nn.Module):
             nn.ReLU(inplace=True),
             nn.Flatten(),
         )
-        with torch.no_grad():
-            num_features = convolutions(torch.zeros(1, *obs_shape)).shape[1]
+        num_features = convolutions(torch.zeros(1, channels, *size)).shape[1]
         self.trunk = nn.Sequential(convolutions, layer_init(nn.Linear(num_features, 512)), nn.ReLU(inplace=True))
-        self.head = layer_init(nn.Linear(512, num_actions), std=1)
+        self.head = layer_init(nn.Linear(512, int(envs.single_action_space.n)), std=1)
         # Convolutions on channels-last tensors are the fast ones: 1.6 times on the CPUs that were measured.
         self.to(memory_format=torch.channels_last)
 
@@ -519,12 +350,6 @@ class QNetwork(nn.Module):
     def act(self, obs: Tensor, greedy: bool) -> Tensor:
         """Returns the actions (M,) that environments are to take: the best ones, or epsilon-greedy."""
         return epsilon_greedy(self(obs), 0.0 if greedy else self.epsilon)
-
-
-def make_agent(args: Args, envs: VectorEnv, device: torch.device) -> QNetwork:
-    """Returns a new agent for the spaces of the environments."""
-    obs_shape, num_actions = envs.single_observation_space.shape, int(envs.single_action_space.n)
-    return QNetwork(obs_shape, num_actions, args.amp, args.end_e).to(device)
 
 
 # ----- Storage -----
@@ -541,16 +366,9 @@ class Batch(NamedTuple):
 class ReplayBuffer:
     """The newest transitions of each environment, in rings of single frames; stacks are rebuilt when they are sampled.
 
-    An observation shows the newest S frames of its sequence, zeros before its start. So each frame is held once, where
-    whole stacks with next observations would take 2 S times the memory. What an episode's last step led to takes a row
-    of its own, which is no transition.
-
-    Args:
-        capacity: rows, over all environments.
-        num_envs: N.
-        obs_shape: (C, H, W) of the observations.
-        stack: S; with S > 1 an observation is S frames (H, W), and C = S; with 1 it is one frame (C, H, W).
-        device: where the frames lie. Untouched memory of a CPU costs nothing.
+    An observation shows the newest S frames (H, W) of its sequence, zeros before its start; with S = 1 it is one image
+    (C, H, W). Each frame is held once, where whole stacks with next observations would take 2 S times the memory. What
+    an episode's last step led to takes a row of its own, which is no transition. All rows together are `capacity`.
     """
 
     def __init__(
@@ -559,64 +377,41 @@ class ReplayBuffer:
         self.rows, self.num_envs, self.obs_shape, self.stack = capacity // num_envs, num_envs, obs_shape, stack
         size = (self.rows, num_envs)
         self.columns = {
+            # Untouched memory of a CPU costs nothing.
             "frames": torch.empty((*size, math.prod(obs_shape) // stack), dtype=torch.uint8, device=device),
             "actions": torch.empty(size, dtype=torch.int64),
             "rewards": torch.empty(size),
             "terminations": torch.empty(size),
             # Steps since the start of its sequence, counted up to S - 1: how many earlier frames its stack shows.
             "ages": torch.empty(size, dtype=torch.uint8),
-            # A transition whose frames are all there.
+            # Whether it is a transition whose frames are all there.
             "whole": torch.zeros(size, dtype=torch.bool),
         }
-        # Of each environment: the row of its next transition, and the age of its last one.
-        self.position, self.age = torch.zeros(num_envs, dtype=torch.int64), torch.zeros(num_envs, dtype=torch.uint8)
-        self.filled = 0
-        self.last_next_obs: np.ndarray | None = None
+        # Of each environment: the row of what its last transition led to, and the age of that transition.
+        self.position, self.age = torch.full((num_envs,), -1), torch.zeros(num_envs, dtype=torch.uint8)
+        self.added, self.filled, self.last_next_obs = 0, 0, None
 
-    def __len__(self) -> int:
-        return int(self.columns["whole"].sum())
+    def add(self, obs: np.ndarray, next_obs: np.ndarray, *numbers: np.ndarray) -> None:
+        """Stores a transition of each environment: the fields of a Batch, arrays (N, ...).
 
-    def clear(self) -> None:
-        """Forgets all transitions."""
-        self.columns["whole"].zero_()
-
-    def state(self) -> dict[str, Any]:
-        """Returns, as plain values, which rows are filled and where the next ones go."""
-        return {"filled": self.filled, "position": self.position.tolist()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Takes what `state` returned, for columns that are filled alike; what is added next starts new sequences."""
-        # At the position lies what the last transition led to.
-        self.filled, self.position = state["filled"], (torch.tensor(state["position"]) + 1) % self.rows
-        self.last_next_obs = None
-
-    def add(
-        self, obs: np.ndarray, next_obs: np.ndarray, action: np.ndarray, reward: np.ndarray, termination: np.ndarray
-    ) -> None:
-        """Stores a transition of each environment; arrays are (N, ...).
-
-        A sequence goes on where `obs` is the `next_obs` of the call before; else, as after a reset, a new one starts.
-        A lost life ends no sequence if the game goes on. Only a termination is stored, no time limit.
+        A sequence goes on where `obs` is the `next_obs` of the call before, after a lost life too; else one starts.
         """
-        goes_on = torch.zeros(self.num_envs, dtype=torch.bool)
-        if self.last_next_obs is not None:
-            goes_on = torch.from_numpy((obs == self.last_next_obs).reshape(self.num_envs, -1).all(-1))
-            # What the last transition of a sequence led to keeps its row.
-            self.position = (self.position + ~goes_on) % self.rows
-        self.last_next_obs = next_obs
+        # At the start last_next_obs is None, which equals nothing.
+        goes_on = torch.from_numpy((obs == self.last_next_obs).reshape(self.num_envs, -1).all(-1))
         self.age = torch.where(goes_on, (self.age + 1).clamp(max=self.stack - 1), 0)
-        envs, row, next_row = torch.arange(self.num_envs), self.position, (self.position + 1) % self.rows
-        for at, images in ((row, obs), (next_row, next_obs)):
+        # What the last transition of a sequence led to keeps its row.
+        envs, row = torch.arange(self.num_envs), (self.position + ~goes_on) % self.rows
+        self.last_next_obs, self.position = next_obs, (row + 1) % self.rows
+        for at, images in ((row, obs), (self.position, next_obs)):
             newest = torch.from_numpy(images).view(self.num_envs, self.stack, -1)[:, -1]
             self.columns["frames"][at, envs] = newest.to(self.columns["frames"].device)
-        numbers = {"actions": action, "rewards": reward, "terminations": termination, "ages": self.age, "whole": True}
-        for name, value in numbers.items():
-            self.columns[name][row, envs] = torch.as_tensor(value).to(self.columns[name].dtype)
-        # The frame that was in next_row is gone, and with it every stack that showed it.
+        for column, value in zip(list(self.columns.values())[1:], (*numbers, self.age, True), strict=True):
+            column[row, envs] = torch.as_tensor(value).to(column.dtype)
+        # The frame that was in the next row is gone, and with it every stack that showed it.
         for ahead in range(self.stack):
-            self.columns["whole"][(next_row + ahead) % self.rows, envs] = False
-        self.position = next_row
-        self.filled = max(self.filled, int(row.max()) + 1, int(next_row.max()) + 1)
+            self.columns["whole"][(self.position + ahead) % self.rows, envs] = False
+        self.filled = max(self.filled, 1 + int(torch.maximum(row, self.position).max()))
+        self.added += self.num_envs
 
     def sample(self, batch_size: int, device: torch.device) -> Batch:
         """Returns a batch of transitions, each drawn uniformly and with replacement."""
@@ -624,8 +419,7 @@ class ReplayBuffer:
         picked = torch.empty(0, dtype=torch.int64)
         while len(picked) < batch_size:
             drawn = torch.randint(self.filled * self.num_envs, (2 * batch_size,))
-            picked = torch.cat([picked, drawn[whole[drawn]]])
-        picked = picked[:batch_size]
+            picked = torch.cat([picked, drawn[whole[drawn]]])[:batch_size]
         row, env = picked // self.num_envs, picked % self.num_envs
         # (M, S + 1) frames: those of the stack, the oldest first, and the one that followed.
         back = torch.arange(self.stack - 1, -2, -1)
@@ -633,62 +427,27 @@ class ReplayBuffer:
         frames = self.columns["frames"].flatten(0, 1)
         images = frames.index_select(0, wanted.flatten().to(frames.device)).view(batch_size, self.stack + 1, -1)
         before_start = back > self.columns["ages"].flatten()[picked].unsqueeze(-1)
-        if before_start.any():
+        if before_start.any():  # rarely, and writing to none of them takes longer than all the rest
             images[before_start.to(images.device)] = 0
         images = images.to(device)
         obs, next_obs = (x.reshape(batch_size, *self.obs_shape) for x in (images[:, :-1], images[:, 1:]))
         numbers = (self.columns[name].flatten()[picked] for name in ("actions", "rewards", "terminations"))
         return Batch(obs, next_obs, *(x.to(device) for x in numbers))
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint stores: of each column the rows that are filled."""
+        # By way of numpy, since of a slice torch.save writes the whole tensor, and a copy would take memory once more.
+        columns = {name: torch.from_numpy(x[: self.filled].cpu().numpy()) for name, x in self.columns.items()}
+        size = [self.rows, self.num_envs, self.stack, *self.obs_shape]
+        return {"size": size, "added": self.added, "position": self.position, "columns": columns}
 
-def save_replay(path: Path, replay: ReplayBuffer, global_step: int) -> None:
-    """Writes the filled rows of a replay memory, part by part; at any moment the file is whole, the old or the new one.
-
-    The file is a line of JSON, which says of which step it is, and the bytes of each column.
-    """
-    columns = {name: [str(column.dtype), list(column.shape)] for name, column in replay.columns.items()}
-    header = {"global_step": global_step, "columns": columns, "state": replay.state()}
-    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(json.dumps(header).encode() + b"\n")
-            for column in replay.columns.values():
-                for part in column[: replay.state()["filled"]].split(4096):
-                    file.write(part.cpu().numpy().tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def load_replay(path: Path, replay: ReplayBuffer, global_step: int) -> bool:
-    """Fills a replay memory from a file of `save_replay`, and says whether it could; if not, prints why."""
-    columns = {name: [str(column.dtype), list(column.shape)] for name, column in replay.columns.items()}
-    why = None
-    try:
-        with open(path, "rb") as file:
-            header = json.loads(file.readline(100_000))
-            if header["global_step"] != global_step:
-                why = f"it is of step {header['global_step']:,}, the checkpoint of step {global_step:,}"
-            elif header["columns"] != columns:
-                why = "it was made with other sizes"
-            else:
-                for column in replay.columns.values():
-                    for part in column[: header["state"]["filled"]].split(4096):
-                        content = bytearray(file.read(part.numel() * part.element_size()))
-                        if part.numel():
-                            part.copy_(torch.frombuffer(content, dtype=part.dtype).view(part.shape))
-                replay.set_state(header["state"])
-    except FileNotFoundError:
-        why = "there is none"
-    except (ValueError, TypeError, LookupError, RuntimeError) as error:
-        why = f"it is damaged ({type(error).__name__})"
-        replay.clear()
-    print(f"replay memory: {len(replay):,} transitions" if why is None else f"replay memory: a new one, since {why}")
-    return why is None
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` returned; what is added next starts new sequences."""
+        fits = state["size"] == [self.rows, self.num_envs, self.stack, *self.obs_shape]
+        require(fits, "the replay memory has other sizes; --no-save-replay starts a new one")
+        self.added, self.position, self.filled = state["added"], state["position"], len(state["columns"]["whole"])
+        for name, column in self.columns.items():
+            column[: self.filled] = state["columns"][name]
 
 
 # ----- Math -----
@@ -721,9 +480,6 @@ def td_targets(
             equation 4); None: the target network picks it too.
         gamma: discount.
     """
-    assert rewards.shape == terminations.shape == next_target_q.shape[:1], (
-        f"want (M,), (M,), (M, A), got {[tuple(x.shape) for x in (rewards, terminations, next_target_q)]}"
-    )
     picked = (next_target_q if next_q is None else next_q).argmax(-1, keepdim=True)
     return rewards + gamma * (1 - terminations) * next_target_q.gather(-1, picked).squeeze(-1)
 
@@ -741,12 +497,6 @@ def q_learning_loss(
     return error(q_values, targets), q_values.detach().mean()
 
 
-def check_weights(module: nn.Module, global_step: int) -> None:
-    """Raises a FloatingPointError if a weight is not finite, as it is after a loss was not."""
-    if not all(weights.isfinite().all() for weights in module.parameters()):
-        raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
-
-
 @torch.no_grad()
 def update_target(q_network: nn.Module, target_network: nn.Module, tau: float) -> None:
     """Moves the target network's weights by the share tau towards the network's; with 1 it becomes a copy."""
@@ -754,566 +504,364 @@ def update_target(q_network: nn.Module, target_network: nn.Module, tau: float) -
         target.lerp_(own, tau)
 
 
+def quality(evaluation: dict[str, np.ndarray]) -> list[float]:
+    """Returns by what `best.pt` is chosen: of two such lists, the first numbers that differ decide."""
+    return [float(evaluation["return"].mean())]
+
+
 # ----- Evaluation -----
 EVAL_MAX_STEPS = 27_000
-"""longest evaluation episode in steps; ale-py ends games there too, at 108,000 frames"""
+"""longest episode where an environment has no limit of its own; ale-py ends games there too, at 108,000 frames"""
+Evaluation = dict[str, np.ndarray]
+"""true scores "return", "length" and what else an environment measures, arrays (E,) over episodes"""
 
 
-class Evaluation(NamedTuple):
-    """Whole episodes: their undiscounted scores, their lengths in steps, and what else their environments measured."""
-
-    scores: list[float]
-    lengths: list[int]
-    measures: list[dict[str, float]]
-
-    def mean_measures(self) -> dict[str, float]:
-        """Returns the mean of each measure over the episodes that have it; one that was cut off has none."""
-        names = dict.fromkeys(name for measured in self.measures for name in measured)
-        return {name: float(np.mean([x[name] for x in self.measures if name in x])) for name in names}
+def finished_episodes(infos: dict[str, Any]) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yields the environment, and "return", "length" and measures of each whole episode that ended in this step."""
+    for i in np.flatnonzero(infos.get("_whole_episode", [])):
+        values = {name: float(x[i]) for name, x in infos["whole_episode"].items() if not name.startswith("_")}
+        yield int(i), {"return": values.pop("r"), "length": values.pop("l"), **values}
 
 
-def quality(evaluation: Evaluation) -> list[float]:
-    """Returns by what `best.pt` is chosen: of two such lists, the first numbers that differ decide."""
-    return [float(np.mean(evaluation.scores))]
-
-
-def episode_measures(infos: dict[str, Any], i: int) -> dict[str, float]:
-    """Returns what the episode of environment i that just ended reported as `info["measures"]`, numbers by name."""
-    measures = infos.get("final_info", {}).get("measures", {})
-    return {name: float(measures[name][i]) for name in measures if f"_{name}" in measures and measures[f"_{name}"][i]}
+def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
+    """Returns what `finished_episodes` says of an episode of each seed, all at once; `film` is a folder for videos."""
+    episodes: dict[int, dict[str, float]] = {}
+    with closing_envs(make_envs(args, len(seeds), "rgb_array" if film else None)) as envs:
+        obs, _ = envs.reset(seed=seeds[0])
+        options = {"fps": envs.metadata.get("render_fps", 30), "macro_block_size": 2}
+        films = [imageio.get_writer(film / f"seed-{seed}.mp4", **options) for seed in seeds if film]
+        while len(episodes) < len(seeds):
+            stop_if_asked()
+            for i in [i for i in range(len(films)) if i not in episodes]:
+                films[i].append_data(envs.envs[i].render())
+            action = agent.act(torch.from_numpy(obs).to(device), args.eval_greedy)
+            obs, _, _, _, infos = envs.step(action.cpu().numpy())
+            for i, episode in finished_episodes(infos):
+                # An environment whose episode has ended is stepped along and not counted again.
+                episodes.setdefault(i, episode)
+    for video in films:
+        video.close()
+    return [episodes[i] for i in range(len(seeds))]
 
 
 @torch.no_grad()
-def evaluate(
-    agent: nn.Module, envs: VectorEnv, episodes: int, seed: int, greedy: bool, device: torch.device, stop: "StopSignal"
-) -> Evaluation:
-    """Returns the scores and lengths of whole episodes; episode i is seeded with seed + i.
+def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film: Path | None = None) -> Evaluation:
+    """Returns the scores of whole episodes in fresh environments, episode i seeded with seed + i.
 
-    Args:
-        agent: is not changed.
-        envs: of `make_envs(..., training=False)`: true rewards, whole games. Episodes are played in turns of N.
-        episodes: how many.
-        seed: of the first episode; torch's global generator is seeded with it too, for the sampled actions.
-        greedy: take the most probable or the mean action; else sample.
-        device: where the agent is.
-        stop: raises where the user interrupts.
-
-    Raises:
-        FloatingPointError: a number of an environment is not finite.
+    The random streams of training stay as they were. `film` is a folder for videos of the first three episodes.
     """
-    torch.manual_seed(seed)
-    scores, lengths = np.zeros(0), np.zeros(0, dtype=np.int64)
-    measures: list[dict[str, float]] = []
-    while len(scores) < episodes:
-        obs, _ = envs.reset(seed=[seed + len(scores) + i for i in range(envs.num_envs)])
-        score, length = np.zeros(envs.num_envs), np.zeros(envs.num_envs, dtype=np.int64)
-        # Environments beyond the last episode are stepped along and not counted.
-        running = np.arange(envs.num_envs) < episodes - len(scores)
-        counted = int(running.sum())
-        measured: list[dict[str, float]] = [{} for _ in range(counted)]
-        while running.any() and length.max() < EVAL_MAX_STEPS:
-            stop.check()
-            action = agent.act(torch.as_tensor(obs, device=device), greedy)
-            obs, reward, termination, truncation, infos = envs.step(action.cpu().numpy())
-            check_finite(f"at step {length.max() + 1:,} of an evaluation", reward=reward, observation=obs)
-            score[running] += reward[running]
-            length[running] += 1
-            for i in np.flatnonzero(running & (termination | truncation)):
-                measured[i] = episode_measures(infos, i)
-            running &= ~(termination | truncation)
-        capped = int((length[:counted] >= EVAL_MAX_STEPS).sum())
-        if capped:
-            print(f"evaluation: {capped} of {counted} episodes met the cap of {EVAL_MAX_STEPS:,} steps and were cut")
-        scores = np.append(scores, score[:counted])
-        lengths = np.append(lengths, length[:counted])
-        measures += measured
-    return Evaluation(scores.tolist(), lengths.tolist(), measures)
+    seeds, filmed = range(seed, seed + args.eval_episodes), 3 if film else 0
+    streams = random.getstate(), np.random.get_state()  # noqa: NPY002 (users' environments may draw from it)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        seed_everything(seed)
+        episodes = play(agent, args, seeds[:filmed], device, film) if film else []
+        for i in range(filmed, len(seeds), 32):
+            episodes += play(agent, args, seeds[i : i + 32], device, None)
+    random.setstate(streams[0])
+    np.random.set_state(streams[1])  # noqa: NPY002
+    return {name: np.array([episode.get(name, np.nan) for episode in episodes]) for name in episodes[0]}
 
 
-@torch.no_grad()
-def record_videos(
-    agent: nn.Module, args: Args, episodes: int, seed: int, folder: Path, device: torch.device, stop: "StopSignal"
-) -> None:
-    """Plays episodes in an environment of its own, which can draw, and writes one MP4 file each to the folder."""
-    import imageio.v2 as imageio
-
-    env = make_env(args, training=False, render_mode="rgb_array")()
-    torch.manual_seed(seed)
-    folder.mkdir(exist_ok=True)
-    try:
-        for i in range(episodes):
-            path = folder / f"seed-{seed + i}.mp4"
-            with imageio.get_writer(path, fps=env.metadata.get("render_fps", 30), macro_block_size=2) as video:
-                obs, _ = env.reset(seed=seed + i)
-                ended, length = False, 0
-                while not ended and length < EVAL_MAX_STEPS:
-                    stop.check()
-                    video.append_data(env.render())
-                    action = agent.act(torch.as_tensor(obs, device=device).unsqueeze(0), args.eval_greedy)
-                    obs, _, terminated, truncated, _ = env.step(action.cpu().numpy()[0])
-                    ended, length = terminated or truncated, length + 1
-                video.append_data(env.render())
-            print(f"video: {path}")
-    finally:
-        env.close()
-
-
-def evaluate_now(agent: nn.Module, args: Args, seed: int, device: torch.device, stop: "StopSignal") -> Evaluation:
-    """Evaluates in fresh environments; the training's random streams stay as they were."""
-    states = random_states()
-    num_envs = min(args.num_envs, args.eval_episodes)
-    try:
-        with closing_envs(make_envs(args, num_envs, training=False)) as envs:
-            return evaluate(agent, envs, args.eval_episodes, seed, args.eval_greedy, device, stop)
-    finally:
-        set_random_states(states)
-
-
-def final_evaluation(
-    agent: nn.Module, args: Args, folder: Path, device: torch.device, stop: "StopSignal"
-) -> Evaluation:
+def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.device) -> Evaluation:
     """Evaluates on episodes that had no part in choosing `best.pt`, and prints them; with videos where asked for."""
-    evaluation = evaluate_now(agent, args, args.seed + 20_000, device, stop)
-    if args.capture_video:
-        record_videos(agent, args, min(args.eval_episodes, 3), args.seed + 20_000, folder / "videos", device, stop)
-    report_evaluation(evaluation)
+    film = folder / "videos" if args.capture_video else None
+    if film:
+        film.mkdir(exist_ok=True)
+        print(f"videos: {film}, of the first episodes, on gymnasium's environments, which draw", flush=True)
+    evaluation = evaluate(agent, args, args.seed + 20_000, device, film)
+    scores, lengths = evaluation["return"], evaluation["length"]
+    for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
+        capped = f", cut at the cap of {EVAL_MAX_STEPS:,} steps" if length >= EVAL_MAX_STEPS else ""
+        print(f"episode {i}: return={score:g} length={length:g}{capped}")
+    numbers = {"mean": scores.mean(), "std": scores.std(), "min": scores.min(), "max": scores.max()}
+    numbers |= {"episodes": len(scores), "mean_length": lengths.mean()}
+    numbers |= {name: np.nanmean(x) for name, x in evaluation.items() if name not in ("return", "length")}
+    print("eval:", *(f"{name}={round(float(x), 4):g}" for name, x in numbers.items()), flush=True)
     return evaluation
+
+
+def evaluate_checkpoint(args: Args) -> None:
+    """Evaluates the checkpoint or agent file at args.evaluate, which is not changed, and prints the result."""
+    device = prepare(args)
+    with closing_envs(make_envs(args, 1)) as envs:
+        agent = Agent(args, envs).to(device)
+    load_checkpoint(args.evaluate, agent=agent)
+    final_evaluation(agent, args, checkpoint_path(args.evaluate).parent, device)
 
 
 # ----- Training -----
 LOG_EVERY = 100
 """environment steps between points of the scalars"""
 
+PACKAGES = (torch, gym, np, ale_py)
+"""those whose versions args.json tells"""
 
-def train(args: Args) -> tuple[QNetwork, list[float]]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
+
+def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
     """Trains, evaluates and saves an agent, or goes on with the run that args.resume names.
 
     Returns:
         The agent, and the scores of the final evaluation.
 
     Raises:
-        UsageError: the arguments do not fit the environment, the machine or the checkpoint.
-        Interrupted: by Ctrl-C or SIGTERM, after a checkpoint was written.
-        FloatingPointError: a number of the environment or a loss is not finite; the last checkpoint stays as it was.
+        UsageError: the arguments do not fit the environment or the checkpoint.
+        SystemExit: by Ctrl-C, SIGTERM or SIGHUP, after a checkpoint was written.
+        FloatingPointError: a loss is not finite; the last checkpoint stays as it was.
     """
-    checkpoint = load_checkpoint(args.resume) if args.resume else None
     device = prepare(args)
-    check_drawing(args)
     with ExitStack() as cleanup:
-        stop = cleanup.enter_context(StopSignal())
-        envs = cleanup.enter_context(closing_envs(make_envs(args, args.num_envs, training=True)))
-        obs_shape = envs.single_observation_space.shape
-        stack = frames_of_stack(args)
+        with make_env(args)() as env:
+            obs_shape = env.observation_space.shape
+            # An environment's own images are no stack of frames that is made here.
+            stack = 4 if isinstance(env, gym.wrappers.FrameStackObservation) else 1
         # A row is one frame, and 18 bytes of numbers.
-        storage_bytes = args.buffer_size * (math.prod(obs_shape) // stack + 18)
         replay_device = device if args.replay_on_device else torch.device("cpu")
-        check_memory(storage_bytes, replay_device)
-
-        q_network = make_agent(args, envs, device)
-        target_network = deepcopy(q_network)
-        parameters = list(q_network.parameters())
-        optimizer = torch.optim.Adam(parameters, lr=args.learning_rate, fused=True)
-        modules = {"agent": q_network, "target_network": target_network, "optimizer": optimizer}
-        counters = {"global_step": 0, "updates": 0, "episodes": 0, "best_eval": None, "evaluated": 0}
-        counters["learn_from"] = args.learning_starts
+        check_memory(args.buffer_size * (math.prod(obs_shape) // stack + 18), replay_device)
         replay = ReplayBuffer(args.buffer_size, args.num_envs, obs_shape, stack, replay_device)
-        if checkpoint:
-            restore(checkpoint, args.resume, counters, **modules)
-        trained = counters["global_step"] + args.num_envs > args.total_timesteps
-        evaluated = not args.eval_every or counters["evaluated"] == counters["global_step"]
-        if trained and evaluated:
-            print(f"this run is finished, at step {counters['global_step']:,}; a larger --total-timesteps goes on")
-            folder = run_folder_of(args.resume)
-            evaluation = final_evaluation(q_network, args, folder, device, stop)
-            if not (folder / "best.pt").exists():
-                # The run was interrupted in its only evaluation.
-                save_checkpoint(folder / "best.pt", args, counters, modules)
-            return q_network, evaluation.scores
-        if checkpoint and not load_replay(run_folder_of(args.resume) / "replay.bin", replay, counters["global_step"]):
-            counters["learn_from"] = counters["global_step"] + args.learning_starts
 
+        envs = cleanup.enter_context(closing_envs(make_envs(args, args.num_envs)))
+        agent = Agent(args, envs).to(device)
+        target_network = deepcopy(agent)
+        optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
+        modules = {"agent": agent, "target_network": target_network, "optimizer": optimizer}
+        modules |= {"replay": replay} if args.save_replay else {}
+        # A turn is one step of each environment; a last turn that would go beyond the total is left out.
+        total = args.total_timesteps // args.num_envs * args.num_envs
+        run = cleanup.enter_context(Run(args, "global_step", total, **modules))
         # On a GPU this mode replays CUDA graphs, which spares the launch of each kernel.
         mode = "reduce-overhead" if device.type == "cuda" else "default"
         loss_of = torch.compile(q_learning_loss, mode=mode) if args.compile else q_learning_loss
-        run = cleanup.enter_context(Run(args, stop, counters, modules))
-        memory_file = run.folder / "replay.bin"
-        episodes: list[tuple[int, float, int]] = []
-        run.announce(device, describe_envs(args), storage_bytes, args.total_timesteps)
-        if args.save_replay:
-            print(f"replay memory: its file takes up to {storage_bytes / 2**20:,.1f} MiB", flush=True)
+        # Without a stored memory a resumed run first fills a new one, with the policy that it has.
+        learn_from = run.counters["global_step"] - replay.added + args.learning_starts
 
-        def when_interrupted(*_: object) -> None:
-            if stop.signum is not None:
-                check_weights(q_network, counters["global_step"])
-                run.log({}, episodes)
-                run.save("latest.pt")
-                if args.save_replay:
-                    save_replay(memory_file, replay, counters["global_step"])
-
-        cleanup.push(when_interrupted)
-        if trained or crossed(args.eval_every, counters["evaluated"], counters["global_step"]):
-            # The run was interrupted in this evaluation.
-            run.keep_best(evaluate_now(q_network, args, args.seed + 10_000, device, stop))
-        env_seed = reset_seed(args.seed, counters["global_step"])
-        envs.action_space.seed(env_seed)
-        obs, _ = envs.reset(seed=env_seed)
-        losses: list[Tensor] = []
-        log_time, log_step = time.perf_counter(), counters["global_step"]
-
-        # A turn is one step of each environment; a last turn that would go beyond the total is left out.
-        while counters["global_step"] + args.num_envs <= args.total_timesteps:
-            stop.check()
-            start_step = counters["global_step"]
+        obs, _ = envs.reset(seed=run.env_seed)
+        losses, log_time, log_step = [], time.perf_counter(), run.counters["global_step"]
+        for start_step in range(run.counters["global_step"], total - args.num_envs + 1, args.num_envs):
+            stop_if_asked()
             global_step = start_step + args.num_envs
 
-            # Act, and remember what it led to.
-            epsilon = linear_schedule(
-                args.start_e, args.end_e, args.exploration_fraction * args.total_timesteps, start_step
-            )
+            # Act, and remember what it led to: the final observation where an episode ended.
+            duration = args.exploration_fraction * args.total_timesteps
+            epsilon = linear_schedule(args.start_e, args.end_e, duration, start_step)
             with torch.no_grad():
-                action = epsilon_greedy(q_network(torch.as_tensor(obs, device=device)), epsilon).cpu().numpy()
+                action = epsilon_greedy(agent(torch.from_numpy(obs).to(device)), epsilon).cpu().numpy()
             next_obs, reward, termination, truncation, infos = envs.step(action)
-            final_obs = true_next_obs(next_obs, termination | truncation, infos)
-            check_finite(f"at step {global_step:,}", reward=reward)
+            final_obs = next_obs.copy()
+            for i in np.flatnonzero(termination | truncation):
+                final_obs[i] = infos["final_obs"][i]
+            # Only a termination is stored, no time limit: the future after that is worth something.
             replay.add(obs, final_obs, action, reward, termination)
             obs = next_obs
-            finished = [(global_step, score, length) for score, length in finished_episodes(infos)]
-            episodes += finished
+            for _, episode in finished_episodes(infos):
+                run.log_episode(global_step, episode)
 
             # A turn may pass several steps that call for an update, or none.
-            learning_rate = args.learning_rate
-            if args.anneal_lr:
-                learning_rate *= 1 - start_step / args.total_timesteps
-            optimizer.param_groups[0]["lr"] = learning_rate
-            for step in range(max(start_step, counters["learn_from"]) + 1, global_step + 1):
+            remaining = 1 - start_step / args.total_timesteps
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (remaining if args.anneal_lr else 1)
+            for step in range(max(start_step, learn_from) + 1, global_step + 1):
                 if step % args.train_frequency == 0:
                     batch = replay.sample(args.batch_size, device)
-                    td_loss, mean_q = loss_of(q_network, target_network, batch, args.gamma, args.double, args.loss)
+                    td_loss, mean_q = loss_of(agent, target_network, batch, args.gamma, args.double, args.loss)
                     optimizer.zero_grad()
                     td_loss.backward()
-                    grad_norm = nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
+                    grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                     optimizer.step()
-                    counters["updates"] += 1
                     losses.append(torch.stack([td_loss.detach(), mean_q, grad_norm]))
                 if step % args.target_network_frequency == 0:
-                    update_target(q_network, target_network, args.tau)
-            counters.update(global_step=global_step, episodes=counters["episodes"] + len(finished))
+                    update_target(agent, target_network, args.tau)
+            run.counters["global_step"] = global_step
 
-            last = global_step + args.num_envs > args.total_timesteps
+            last = global_step > total - args.num_envs
             evaluating = args.eval_every and (last or crossed(args.eval_every, start_step, global_step))
             saving = evaluating or last or crossed(args.checkpoint_every, start_step, global_step)
-            if saving or crossed(LOG_EVERY, start_step, global_step):
-                scalars = {"charts/epsilon": epsilon, "charts/learning_rate": learning_rate}
+            if signals or saving or crossed(LOG_EVERY, start_step, global_step):
+                means = torch.stack(losses).mean(0).tolist() if losses else []
+                # A stop saves too, and the last update may have spoilt the weights after a loss that was still finite.
+                if not (np.isfinite(means).all() and all(x.isfinite().all() for x in agent.parameters())):
+                    raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
+                scalars = dict(zip(("losses/td_loss", "losses/q_values", "losses/grad_norm"), means, strict=False))
+                scalars |= {"charts/epsilon": epsilon, "charts/learning_rate": optimizer.param_groups[0]["lr"]}
                 scalars["charts/SPS"] = (global_step - log_step) / (time.perf_counter() - log_time)
-                if losses:
-                    names = ("losses/td_loss", "losses/q_values", "losses/grad_norm")
-                    scalars |= dict(zip(names, torch.stack(losses).mean(0).tolist(), strict=True))
-                check_weights(q_network, global_step)
-                run.log(scalars, episodes)
-                episodes.clear()
-                losses.clear()
-                log_time, log_step = time.perf_counter(), global_step
-
+                run.log(scalars)
+                losses, log_time, log_step = [], time.perf_counter(), global_step
             if evaluating:
-                run.keep_best(evaluate_now(q_network, args, args.seed + 10_000, device, stop))
-            if saving:
+                run.keep_best(evaluate(agent, args, args.seed + 10_000, device))
+            elif saving:
                 run.save("latest.pt")
-            if saving and args.save_replay:
-                save_replay(memory_file, replay, global_step)
 
-        evaluation = final_evaluation(q_network, args, run.folder, device, stop)
-        if not args.eval_every:
+        evaluation = final_evaluation(agent, args, run.folder, device)
+        if run.counters["evaluated"] < run.counters["global_step"]:
             run.keep_best(evaluation)
-        return q_network, evaluation.scores
+        return agent, evaluation["return"]
 
 
 # ----- Bookkeeping -----
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 NOT_STORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
+
+signals: list[int] = []
+"""Ctrl-C, SIGTERM and SIGHUP that came: the first ends the run at the next `stop_if_asked`, a second one at once."""
 
 
 class UsageError(Exception):
     """What the user asked for cannot be done: one line on standard error, exit status 2."""
 
 
-class Interrupted(SystemExit):
-    """Ctrl-C or SIGTERM; the exit status is 128 + the signal's number."""
+def require(condition: bool, message: str) -> None:
+    """Raises a UsageError with the message unless the condition holds."""
+    if not condition:
+        raise UsageError(message)
 
 
-class StopSignal:
-    """Turns the first Ctrl-C or SIGTERM into an `Interrupted` at the next `check`; a second one ends at once."""
-
-    def __enter__(self) -> "StopSignal":
-        self.signum: int | None = None
-        self.previous = {}
-        if threading.current_thread() is threading.main_thread():
-            self.previous = {signum: signal.signal(signum, self.handle) for signum in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for signum, handler in self.previous.items():
-            signal.signal(signum, handler)
-
-    def handle(self, signum: int, frame: FrameType | None) -> None:
-        """Notes the first signal; a handler may interrupt anything, so the work is done at the next `check`."""
-        if self.signum is not None:
-            os._exit(128 + self.signum)
-        self.signum = signum
+def note_signal(signum: int, frame: object) -> None:
+    """Handles a signal, at any moment, so it does no more than this."""
+    if signals:
+        os._exit(128 + signals[0])
+    signals.append(signum)
+    with suppress(OSError):  # the terminal may be gone
         os.write(2, b"\nstopping; a second signal ends at once\n")
 
-    def check(self) -> None:
-        """Raises Interrupted if a signal came."""
-        if self.signum is not None:
-            raise Interrupted(128 + self.signum)
+
+def stop_if_asked() -> None:
+    """Ends the program with status 128 + its number if a signal came."""
+    if signals:
+        raise SystemExit(128 + signals[0])
 
 
 class Run:
-    """A run's folder, its log and its checkpoints; leaving it by an interruption writes `latest.pt`.
+    """A run's folder with its log and checkpoints of the modules; the bar shows the counter `unit` up to `total`."""
 
-    Args:
-        args: of the script; `args.resume` goes on in that run's folder.
-        stop: of this process.
-        counters: with at least global_step and best_eval; the training loop updates them.
-        modules: what has a state_dict and goes into a checkpoint, by name.
-
-    Raises:
-        UsageError: the folder cannot be made, or a package that the arguments ask for is missing.
-    """
-
-    def __init__(self, args: Args, stop: StopSignal, counters: dict[str, Any], modules: dict[str, Any]) -> None:
-        self.args, self.stop, self.counters, self.modules = args, stop, counters, modules
-        self.folder = run_folder_of(args.resume) if args.resume else make_run_folder(args)
-        for stray in self.folder.glob("*.tmp*"):
+    def __init__(self, args: Args, unit: str, total: int, **modules: Any) -> None:  # noqa: ANN401
+        self.args, self.unit, self.modules = args, unit, modules
+        self.counters: dict[str, Any] = {"global_step": 0, "episodes": 0, "evaluated": 0, "best_eval": []}
+        if args.resume is not None:
+            self.counters |= load_checkpoint(args.resume, **modules)["counters"]
+        step = self.counters["global_step"]
+        # Emulators and random streams are not stored: a resumed run starts new episodes, seeded from seed and step.
+        # Were the environments' seed the run's own, runs of neighbouring seeds would share most starts.
+        self.env_seed = int(np.random.SeedSequence([args.seed, step]).generate_state(1)[0] % 2**30)
+        if args.resume is not None:
+            seed_everything(self.env_seed)
+        self.folder = make_run_folder(args) if args.resume is None else checkpoint_path(args.resume).parent
+        for stray in self.folder.glob("*.tmp"):
             stray.unlink()
-        write_args_json(self.folder, args, counters["global_step"])
+        about = {"args": dataclasses.asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
+        about["versions"] = {x.__name__: x.__version__ for x in PACKAGES} | {"python": platform.python_version()}
+        commit = subprocess.getoutput(f"git -C {shlex.quote(str(Path(__file__).resolve().parent))} rev-parse HEAD")
+        cuda = args.cuda and torch.cuda.is_available()
+        about["device"] = torch.cuda.get_device_name() if cuda else f"cpu {platform.machine()}"
+        about |= {"git_commit": commit, "threads": torch.get_num_threads(), "global_step": step}
+        about["wandb_id"] = re.sub(r"\W", "-", self.folder.name)
+        (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
         if args.track:
             import wandb
 
-            wandb.init(
-                project=args.wandb_project_name,
-                entity=args.wandb_entity,
-                name=self.folder.name,
-                config=dataclasses.asdict(args),
-                sync_tensorboard=True,
-            )
-        # Purging removes the named step itself, which the resumed run does not draw again.
-        purge_step = counters["global_step"] + 1 if args.resume else None
-        self.writer = SummaryWriter(str(self.folder), purge_step=purge_step)
-        rows = "\n".join(f"|{name}|{value}|" for name, value in dataclasses.asdict(args).items())
-        self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", counters["global_step"])
+            names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": self.folder.name}
+            wandb.init(**names, id=about["wandb_id"], resume="allow", config=about["args"], sync_tensorboard=True)
+        # Purging drops what an earlier start logged beyond the checkpoint.
+        purge_step = None if args.resume is None else step + 1
+        self.writer = SummaryWriter(str(self.folder), purge_step=purge_step, flush_secs=5)
+        rows = "\n".join(f"|{name}|{value}|" for name, value in about["args"].items())
+        self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", step)
+        state = "this run is finished, a larger total goes on" if self.counters[unit] >= total else "going on"
+        print(f"run folder: {self.folder}", *[f"{state}, at step {step:,}"] * (args.resume is not None), sep="\n")
         self.recent_scores: deque[float] = deque(maxlen=100)
-        self.bar: tqdm | None = None
-        self.start = self.last_line = time.perf_counter()
+        style = {"dynamic_ncols": True}
+        if not (sys.stderr.isatty() and os.get_terminal_size(2).columns):
+            line = "{n:,} of {total:,}{unit}s, {rate_fmt}{postfix}, {remaining} left\n"
+            style = {"mininterval": 30, "maxinterval": 60, "delay": 1, "bar_format": line}
+        bar = {"total": total, "initial": self.counters[unit], "disable": not args.progress}
+        self.bar = tqdm(unit=" episode" if unit == "episodes" else " step", **bar, **style)
 
     def __enter__(self) -> "Run":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self.bar:
-            self.bar.close()
         # A signal to all processes of the run ends environment processes too, which reads as a broken pipe.
-        ends_by_signal = (Interrupted, EOFError, BrokenPipeError, ConnectionResetError)
-        interrupted = self.stop.signum is not None and kind in ends_by_signal
+        interrupted = signals and kind and issubclass(kind, SystemExit | EOFError | ConnectionError)
         if interrupted:
             self.save("latest.pt")
-            print(f"interrupted at step {self.counters['global_step']:,}; go on with: {self.command('--resume')}")
-        with nullcontext() if kind is None else suppress(Exception):
+        with suppress(OSError):  # the terminal may be gone, the disk full
+            self.bar.close()
             self.writer.close()
-        if self.args.track:
-            import wandb
-
-            wandb.finish(exit_code=0 if kind is None else 1)
-        if kind is None:
-            print(f"run folder: {self.folder}\nlook at it: tensorboard --logdir {self.folder.parent}")
+            folder, parent = (shlex.quote(str(path)) for path in (self.folder, self.folder.parent))
+            if interrupted:
+                command = f"python {shlex.quote(sys.argv[0])} --resume {folder}"
+                print(f"interrupted at step {self.counters['global_step']:,}; go on with: {command}", flush=True)
+            elif not kind:
+                print(f"run folder: {folder}\nlook at it: tensorboard --logdir {parent}", flush=True)
         if interrupted:
-            raise Interrupted(128 + self.stop.signum) from None
+            raise SystemExit(128 + signals[0]) from None
 
-    def command(self, flag: str) -> str:
-        """Returns the command that resumes or evaluates this run."""
-        return f"python {Path(__file__).name} {flag} {shlex.quote(str(self.folder))}"
-
-    def announce(
-        self, device: torch.device, environment: str, storage_bytes: int, total: int, unit: str = "steps"
-    ) -> None:
-        """Says what runs where, and starts the progress bar, which counts steps or the counter of the unit's name."""
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-        print(f"run folder: {self.folder}\ndevice: {device} ({name})\nenvironment: {environment}")
-        print(f"storage: {storage_bytes / 2**20:,.1f} MiB", flush=True)
-        self.total, self.unit, self.counter = total, unit, "global_step" if unit == "steps" else unit
-        self.start_count = self.counters[self.counter]
-        if self.args.progress and sys.stderr.isatty():
-            self.bar = tqdm(total=total, initial=self.start_count, unit=f" {unit}", dynamic_ncols=True)
-
-    def log(self, scalars: dict[str, float], episodes: list[tuple[int, float, int]]) -> None:
-        """Writes scalars at the global step, and finished episodes (step, score, length) each at its own."""
-        for step, score, length in episodes:
-            self.writer.add_scalar("charts/episodic_return", score, step)
-            self.writer.add_scalar("charts/episodic_length", length, step)
-            self.recent_scores.append(score)
-        global_step = self.counters["global_step"]
+    def log(self, scalars: dict[str, float]) -> None:
+        """Writes scalars at the global step, and moves the progress bar on."""
         for name, value in scalars.items():
-            self.writer.add_scalar(name, value, global_step)
+            self.writer.add_scalar(name, value, self.counters["global_step"])
         self.writer.flush()
-        score_text = f"{np.mean(self.recent_scores):.1f}" if self.recent_scores else "none yet"
-        now, done = time.perf_counter(), self.counters[self.counter]
-        if self.bar:
-            self.bar.set_postfix_str(f"return {score_text}", refresh=False)
-            self.bar.update(done - self.bar.n)
-        elif now - self.last_line > 10 and done > self.start_count:
-            self.last_line = now
-            rate = (done - self.start_count) / (now - self.start)
-            left = timedelta(seconds=int((self.total - done) / rate))
-            progress = f"{self.unit[:-1]} {done:,} of {self.total:,}, {rate:,.0f} {self.unit}/s"
-            print(f"{progress}, return {score_text}, {left} left", flush=True)
+        self.bar.update(self.counters[self.unit] - self.bar.n)
+
+    def log_episode(self, step: int, episode: dict[str, float]) -> None:
+        """Writes score, length and measures of an episode that ended in training, at its own step."""
+        for name, value in episode.items():
+            self.writer.add_scalar(f"charts/{'episodic_' * (name in ('return', 'length'))}{name}", value, step)
+        self.recent_scores.append(episode["return"])
+        self.bar.set_postfix_str(f"return {np.mean(self.recent_scores):.1f}", refresh=False)
 
     def keep_best(self, evaluation: Evaluation) -> None:
         """Logs an evaluation, and writes `best.pt` if none was better; a tie keeps the newer."""
-        means = {"return_mean": np.mean(evaluation.scores), "return_std": np.std(evaluation.scores)}
-        means |= {"length_mean": np.mean(evaluation.lengths)}
-        means |= {f"{name}_mean": mean for name, mean in evaluation.mean_measures().items()}
-        for name, value in means.items():
-            self.writer.add_scalar(f"eval/{name}", value, self.counters["global_step"])
+        means = {f"eval/{name}_mean": np.nanmean(values) for name, values in evaluation.items()}
+        self.log(means | {"eval/return_std": evaluation["return"].std()})
         self.counters["evaluated"] = self.counters["global_step"]
-        if self.counters["best_eval"] is None or quality(evaluation) >= self.counters["best_eval"]:
+        if quality(evaluation) >= self.counters["best_eval"]:
             self.counters["best_eval"] = quality(evaluation)
             self.save("best.pt")
         self.save("latest.pt")
 
     def save(self, name: str) -> None:
-        """Writes a checkpoint; one that is cut off at any moment leaves the old file whole."""
+        """Writes a checkpoint; at any moment the file is whole, the old or the new one."""
+        if not all(x.isfinite().all() for x in self.modules["agent"].state_dict().values()):
+            raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}")
         self.writer.flush()
-        save_checkpoint(self.folder / name, self.args, self.counters, self.modules)
+        content = {"script": Path(__file__).stem, "format_version": FORMAT_VERSION}
+        content |= {"args": dataclasses.asdict(self.args), "counters": self.counters}
+        kept = [key for key in self.modules if key != "replay" or name == "latest.pt"]
+        temporary = self.folder / f"{name}.tmp"
+        try:
+            with open(temporary, "wb") as file:
+                torch.save(content | {key: self.modules[key].state_dict() for key in kept}, file)
+                os.fsync(file.fileno())
+        except RuntimeError as error:  # so torch tells a full disk
+            raise OSError(f"{temporary} cannot be written: {error}") from error
+        os.replace(temporary, self.folder / name)
 
 
-def save_checkpoint(path: Path, args: Args, counters: dict[str, Any], modules: dict[str, Any]) -> None:
-    """Writes all that training needs to go on; at any moment the file at `path` is whole, the old or the new one."""
-    content = {
-        "script": Path(__file__).stem,
-        "format_version": FORMAT_VERSION,
-        "args": dataclasses.asdict(args),
-        "counters": dict(counters),
-        "random_states": random_states(),
-        **{name: module.state_dict() for name, module in modules.items()},
-    }
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(buffer.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def find_checkpoint(path: str) -> Path:
+def checkpoint_path(path: str) -> Path:
     """Returns the checkpoint file that a path names: itself, or `latest.pt` of a run folder."""
-    found = Path(path) / "latest.pt" if Path(path).is_dir() else Path(path)
-    if not found.is_file():
-        raise UsageError(f"{path}: there is no checkpoint file here, {found.name!r} is missing")
-    return found
+    return Path(path) / "latest.pt" if Path(path).is_dir() else Path(path)
 
 
-def run_folder_of(path: str) -> Path:
-    """Returns the folder of the run that a path to it, or to one of its checkpoints, names."""
-    return find_checkpoint(path).parent
-
-
-def load_checkpoint(path: str) -> dict[str, Any]:
-    """Returns a checkpoint's content, tensors on the CPU; code in the file is refused, never run.
-
-    Raises:
-        UsageError: the file is missing, unreadable, of another script or of another format version.
-    """
-    found = find_checkpoint(path)
+def load_checkpoint(path: str, **modules: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Returns a checkpoint's content, loaded into the modules; a file that does not fit or holds code is refused."""
     try:
-        with warnings.catch_warnings():
-            # What torch would warn of in a foreign file ends in an error here.
-            warnings.simplefilter("ignore")
-            content = torch.load(found, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UsageError(
-            f"{found}: not a checkpoint, or it holds more than tensors and plain values: refused"
-        ) from error
-    except Exception as error:  # a damaged file may raise anything
-        raise UsageError(f"{found}: no checkpoint, or a damaged one ({type(error).__name__})") from error
-    if not isinstance(content, dict) or "script" not in content or "format_version" not in content:
-        raise UsageError(f"{found}: this is no checkpoint of these scripts")
-    if content["script"] != Path(__file__).stem:
-        raise UsageError(f"{found}: this checkpoint is of {content['script']}.py, not of {Path(__file__).name}")
-    if content["format_version"] != FORMAT_VERSION:
-        raise UsageError(f"{found}: format version {content['format_version']}, this script reads {FORMAT_VERSION}")
-    for part in ("args", "counters", "agent"):
-        if part not in content:
-            raise UsageError(f"{found}: this checkpoint is damaged, it has no {part}")
+        require(zipfile.ZipFile(checkpoint_path(path)).testzip() is None, "a checksum is wrong")  # torch checks none
+        content = torch.load(checkpoint_path(path), map_location="cpu", weights_only=True)
+        script, version = content["script"], content["format_version"]
+        require((script, version) == (Path(__file__).stem, FORMAT_VERSION), f"it is of {script}.py, format {version}")
+        dropped = {name: content["args"].pop(name) for name in content["args"].keys() - vars(Args()).keys()}
+        Args(**content["args"]).check()
+        require(content["counters"]["global_step"] >= 0, "its counters are damaged")
+        for name in [x for x in modules if x != "replay" or x in content]:
+            require(name in content, f"it has no {name}: an agent file can be evaluated, not resumed")
+            modules[name].load_state_dict(content[name])
+            for parameter, state in getattr(modules[name], "state", {}).items():
+                require(all(x.shape in ((), parameter.shape) for x in state.values()), f"{name} has other shapes")
+        require(all(x.isfinite().all() for x in content["agent"].values()), "its weights are not finite")
+    except Exception as error:  # a damaged or foreign file may raise anything, one that holds code an UnpicklingError
+        reason = f"{type(error).__name__}: {error}".removeprefix("UsageError: ").split(". ")[0]
+        raise UsageError(f"{path}: no checkpoint that fits: {reason}") from error
+    if dropped:
+        print(f"{path}: left out arguments that this script does not have: {dropped}", file=sys.stderr)
     return content
-
-
-def load_weights(module: nn.Module, weights: dict[str, Tensor], path: str) -> None:
-    """Copies a checkpoint's weights into the module.
-
-    Raises:
-        UsageError: names or shapes differ; the message names the first tensor that does.
-    """
-    own = module.state_dict()
-    for name in [*own, *weights]:
-        want, got = (tuple(x[name].shape) if name in x else None for x in (own, weights))
-        if want != got:
-            raise UsageError(f"{path}: the tensor {name} has the shape {got}, these arguments want {want}")
-    module.load_state_dict(weights)
-
-
-def restore(checkpoint: dict[str, Any], path: str, counters: dict[str, Any], **modules: Any) -> None:  # noqa: ANN401
-    """Loads a checkpoint into networks and optimizers, counters and random states.
-
-    Raises:
-        UsageError: it does not fit, or is an agent file, which has no optimizer.
-    """
-    for name, module in modules.items():
-        if name not in checkpoint:
-            raise UsageError(f"{path}: an agent file has no {name}: it can be evaluated, not resumed")
-        if isinstance(module, nn.Module):
-            load_weights(module, checkpoint[name], path)
-        else:
-            module.load_state_dict(checkpoint[name])
-    counters.update(checkpoint["counters"])
-    set_random_states(checkpoint["random_states"])
-
-
-def random_states() -> dict[str, Any]:
-    """Returns the states of python's, numpy's and torch's global generators as plain values and tensors."""
-    numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002 (users' environments may draw from it)
-    numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
-    return {
-        "python": random.getstate(),
-        "numpy": numpy_state,
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def set_random_states(states: dict[str, Any]) -> None:
-    """Sets the generators to what `random_states` returned."""
-    version, internal, gauss_next = states["python"]
-    random.setstate((version, tuple(internal), gauss_next))
-    numpy_state = {**states["numpy"], "state": dict(states["numpy"]["state"])}
-    numpy_state["state"]["key"] = np.array(numpy_state["state"]["key"], dtype=np.uint32)
-    np.random.set_state(numpy_state)  # noqa: NPY002
-    torch.set_rng_state(states["torch"])
-    if torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(states["cuda"])
-
-
-def reset_seed(seed: int, global_step: int) -> int:
-    """Returns the seed of the environments, drawn from the run's and the step at which it starts or goes on.
-
-    Environment i gets this seed + i. Were it the run's own, runs of neighbouring seeds would share most starts.
-    """
-    return int(np.random.SeedSequence([seed, global_step]).generate_state(1)[0] % 2**30)
 
 
 def crossed(every: int, before: int, after: int) -> bool:
@@ -1321,189 +869,115 @@ def crossed(every: int, before: int, after: int) -> bool:
     return every > 0 and after // every > before // every
 
 
-def check_range(
-    args: "Args", names: str, least: float = -math.inf, most: float = math.inf, above: float = -math.inf
-) -> None:
-    """Raises a ValueError unless each named argument is finite and within its range; None passes."""
-    for name in names.split():
-        value = getattr(args, name)
-        if value is None or (least <= value <= most and above < value < math.inf):
-            continue
-        limits = {"at least": least, "above": above, "at most": most}
-        rule = " and ".join(f"{words} {limit:,}" for words, limit in limits.items() if math.isfinite(limit))
-        raise ValueError(f"--{name.replace('_', '-')} {value} must be a finite number {rule}")
+def check_limits(args: Args, limits: dict[tuple[float, float], str]) -> None:
+    """Raises a UsageError unless each named argument lies between the two numbers; None passes."""
+    for (least, most), names in limits.items():
+        for name in names.split():
+            values = getattr(args, name)
+            for value in values if isinstance(values, tuple) else (values,):
+                message = f"--{name.replace('_', '-')} {value} must be between {least:,} and {most:,}"
+                require(value is None or (least <= value <= most and value < math.inf), message)
+
+
+def check_memory(num_bytes: int, device: torch.device) -> None:
+    """Says what the storage takes, and raises a UsageError if the device has less free memory."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    print(f"storage: {num_bytes / 2**20:,.1f} MiB", flush=True)
+    need = f"the storage takes {num_bytes / 2**30:,.2f} GiB, more than the {free / 2**30:,.2f} free on {device}"
+    require(num_bytes <= free, need)
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds the global generators of python, numpy and torch."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+def prepare(args: Args) -> torch.device:
+    """Checks arguments and environment, seeds all generators, sets threads and determinism, and returns the device."""
+    args.check()
+    require(not args.track or importlib.util.find_spec("wandb"), "--track: a package is missing: pip install wandb")
+    torch.set_num_threads(args.threads or min(torch.get_num_threads(), 8))
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    mode, doing = "rgb_array" if args.capture_video else None, f"--env-id {args.env_id}: cannot be made or drawn:"
+    try:  # better known before hours of training
+        with warnings.catch_warnings(action="ignore"), closing_envs(make_envs(args, 1, mode)) as envs:
+            envs.reset(seed=args.seed)
+            require(not mode or np.ndim(envs.render()[0]) == 3, f"--capture-video: {args.env_id} draws no pictures")
+        if getattr(args, "compile", False):
+            doing = "--compile: torch cannot compile, is there a C++ compiler?"
+            torch.compile(torch.neg)(torch.zeros(2, device=device))
+    except UsageError:
+        raise
+    except Exception as error:  # environments and compilers may raise anything
+        raise UsageError(f"{doing} {type(error).__name__}: {(str(error).splitlines() or [''])[-1]}") from error
+    seed_everything(args.seed)
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        # Each minibatch frees and asks again for the same large tensors. Kept by the process, they cost no page faults,
+        # which took a fifth of the speed (M_MMAP_THRESHOLD is -3, M_TRIM_THRESHOLD -1).
+        libc.mallopt(-3, 2**30)
+        libc.mallopt(-1, 2**31 - 1)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads unset memory
+    torch.backends.cudnn.benchmark = not args.torch_deterministic
+    bfloat16 = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    hint = "; --amp would pay here" if bfloat16 and not getattr(args, "amp", True) else ""
+    print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}{hint}")
+    print(f"environment: {args.num_envs} x {args.env_id} {find_spec(args.env_id).kwargs}", flush=True)
+    return device
+
+
+def make_run_folder(args: Args) -> Path:
+    """Makes a folder for a new run; the time in its name is in milliseconds, so that no two runs share one."""
+    name = re.sub(r"[/:\\]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time_ns() // 1_000_000}")
+    try:
+        str(Path(args.run_dir) / name).encode()  # TensorBoard takes no other names
+        (Path(args.run_dir) / name).mkdir(parents=True)
+    except (OSError, UnicodeEncodeError) as error:
+        raise UsageError(f"--run-dir {args.run_dir}: cannot make {name} there: {error}") from error
+    return Path(args.run_dir) / name
 
 
 @contextmanager
 def closing_envs(envs: VectorEnv) -> Iterator[VectorEnv]:
-    """Closes the environments at the end, whatever state an error left them in."""
+    """Closes the environments at the end; gymnasium would wait for ever where one of their processes died."""
     try:
         yield envs
     finally:
-        try:
-            with warnings.catch_warnings():
-                # gymnasium warns where a step is under way, as it is when a process died or a signal came.
-                warnings.simplefilter("ignore")
-                envs.close(**({"terminate": True} if isinstance(envs, AsyncVectorEnv) else {}))
-        except (EOFError, OSError):
-            # Closing first waits for a step under way, in vain where an environment process died.
-            for process in envs.processes:
-                process.terminate()
+        for process in getattr(envs, "processes", []):
+            process.terminate()
             envs.closed = True
-
-
-def check_memory(storage_bytes: int, device: torch.device) -> None:
-    """Raises a UsageError if the storage does not fit into the free memory of the device."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    if storage_bytes > free:
-        need, have = f"{storage_bytes / 2**30:,.2f} GiB", f"{free / 2**30:,.2f} GiB"
-        raise UsageError(f"the storage takes {need}, more than the {have} that are free on {device}")
-
-
-def prepare(args: Args) -> torch.device:
-    """Seeds all generators, sets threads and determinism, checks paths and packages, and returns the device."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(args.threads or min(cores, 8))
-    random.seed(args.seed)
-    np.random.seed(args.seed)  # noqa: NPY002
-    torch.manual_seed(args.seed)
-    if sys.platform == "linux":
-        # Each minibatch frees and asks again for the same large tensors. Kept by the process, they cost no page faults,
-        # which took a tenth of an update. (M_MMAP_THRESHOLD is -3, M_TRIM_THRESHOLD -1; other libcs ignore this.)
-        with suppress(AttributeError):
-            libc = ctypes.CDLL(None)
-            libc.mallopt(-3, 2**30)
-            libc.mallopt(-1, 2**31 - 1)
-    if args.torch_deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # Zeroing each new tensor as well would cost time and hide nothing: no script reads unset memory.
-        torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.use_deterministic_algorithms(args.torch_deterministic)
-    torch.backends.cudnn.benchmark = not args.torch_deterministic
-    folder = Path(args.run_dir).absolute()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise UsageError(f"--run-dir {args.run_dir}: {existing} is no folder that can be written to")
-    for flag, module, package in (("track", "wandb", "wandb"), ("capture_video", "imageio_ffmpeg", "imageio[ffmpeg]")):
-        if getattr(args, flag) and importlib.util.find_spec(module) is None:
-            raise UsageError(f"--{flag.replace('_', '-')} needs a package that is missing: pip install {package}")
-    return torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-
-
-def make_run_folder(args: Args) -> Path:
-    """Makes a folder that no other run has, for two that start in the same second too."""
-    env_id = args.env_id.replace("/", "-").replace(":", "-")
-    name = f"{env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-    for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
-        folder = Path(args.run_dir) / (name + suffix)
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            if not folder.is_dir():
-                raise UsageError(f"--run-dir {args.run_dir}: a file is in the way") from None
-        except OSError as error:
-            raise UsageError(f"--run-dir {args.run_dir}: cannot make a folder there ({error.strerror})") from error
-        else:
-            return folder
-    raise UsageError(f"--run-dir {args.run_dir}: 1000 runs called {name}")
-
-
-def write_args_json(folder: Path, args: Args, global_step: int) -> None:
-    """Writes arguments, versions, device and command line; `starts` keeps those of a resumed run's earlier starts."""
-    path = folder / "args.json"
-    earlier = []
-    # A full disk or a kill may have left half a file.
-    with suppress(OSError, ValueError, KeyError):
-        earlier = json.loads(path.read_text())["starts"]
-    commit = None
-    with suppress(OSError, subprocess.SubprocessError):
-        git = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "HEAD"]
-        commit = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    env_package = str(find_spec(args.env_id).entry_point).replace(":", ".").split(".")[0].replace("_", "-")
-    versions = {"python": platform.python_version()}
-    for package in ("torch", "gymnasium", "numpy", env_package):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    use_cuda = args.cuda and torch.cuda.is_available()
-    start = {
-        "global_step": global_step,
-        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
-        "versions": versions,
-        "git_commit": commit,
-        "device": torch.cuda.get_device_name() if use_cuda else f"cpu {platform.machine()}",
-        "threads": torch.get_num_threads(),
-        "system": platform.system(),
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    content = {"args": dataclasses.asdict(args), **start, "starts": [*earlier, start]}
-    path.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def report_evaluation(evaluation: Evaluation) -> None:
-    """Prints each episode and, last, the line that sums them up."""
-    scores, lengths = evaluation.scores, evaluation.lengths
-    for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
-        print(f"episode {i}: return={score:g} length={length}")
-    pairs = {"mean": np.mean(scores), "std": np.std(scores), "min": min(scores), "max": max(scores)}
-    pairs |= {"episodes": len(scores), "mean_length": np.mean(lengths), **evaluation.mean_measures()}
-    print("eval:", *(f"{name}={round(float(value), 4):g}" for name, value in pairs.items()), flush=True)
-
-
-def evaluate_checkpoint(args: Args) -> None:
-    """Evaluates the checkpoint or agent file at args.evaluate, which is not changed, and prints the result."""
-    checkpoint = load_checkpoint(args.evaluate)
-    device = prepare(args)
-    check_drawing(args)
-    with StopSignal() as stop, closing_envs(make_envs(args, 1, training=False)) as envs:
-        agent = make_agent(args, envs, device)
-        load_weights(agent, checkpoint["agent"], args.evaluate)
-        print(f"device: {device}\nenvironment: {describe_envs(args)}", flush=True)
-        final_evaluation(agent, args, run_folder_of(args.evaluate), device, stop)
-
-
-def parse_args(argv: list[str]) -> Args:
-    """Returns the arguments; with --resume or --evaluate those of that run, except what the command line overrides.
-
-    Raises:
-        UsageError: the checkpoint cannot be read. Wrong flags and values end the process in tyro, with status 2.
-    """
-    paths = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    paths.add_argument("--resume")
-    paths.add_argument("--evaluate")
-    found, _ = paths.parse_known_args(argv)
-    if found.resume and found.evaluate:
-        raise UsageError("--resume and --evaluate exclude each other")
-    default = Args()
-    if found.resume or found.evaluate:
-        stored = load_checkpoint(found.resume or found.evaluate)["args"]
-        default = Args(**{name: value for name, value in stored.items() if name not in NOT_STORED})
-    return tyro.cli(Args, default=default, args=argv)
-
-
-def report_thread_error(error: threading.ExceptHookArgs) -> None:
-    """Leaves a full disk to the main thread, where TensorBoard raises again what its writing thread met."""
-    if not issubclass(error.exc_type, OSError):
-        threading.__excepthook__(error)
+        envs.close()
 
 
 def main() -> None:
     """Runs the command line: status 0 when done, 1 when the run failed, 2 when the arguments are wrong."""
     sys.path.append(os.getcwd())
-    threading.excepthook = report_thread_error
+    sys.stdout.reconfigure(errors="replace")
+    # TensorBoard raises again, in this thread, what its writing thread met on a full disk.
+    threading.excepthook = lambda hook: None if issubclass(hook.exc_type, OSError) else threading.__excepthook__(hook)
+    signals.clear()
+    handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)) if x}
+    usage = (UsageError, gym.error.Error, ImportError)
     try:
-        args = parse_args(sys.argv[1:])
-        if args.evaluate:
-            evaluate_checkpoint(args)
-        else:
-            train(args)
-    except (UsageError, gym.error.Error, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except (FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:
-        broken_pipe = isinstance(error, EOFError | ConnectionError)
-        reason = "an environment process died, or what reads this output did" if broken_pipe else error
-        print(f"error: {reason}", file=sys.stderr)
-        sys.exit(1)
+        for signum in [x for x, handler in handlers.items() if handler != signal.SIG_IGN]:  # as nohup has it
+            signal.signal(signum, note_signal)
+        args = tyro.cli(Args)
+        paths = [path for path in (args.resume, args.evaluate) if path is not None]
+        require(len(paths) < 2, "--resume and --evaluate exclude each other")
+        for path in paths:  # the arguments of that run, except what the command line overrides
+            stored = load_checkpoint(path)["args"]
+            args = tyro.cli(Args, default=Args(**{x: stored[x] for x in stored if x not in NOT_STORED}))
+        train(args) if args.evaluate is None else evaluate_checkpoint(args)
+    except (*usage, FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:
+        reason = "an environment process died" if isinstance(error, EOFError | ConnectionError) else error
+        print("error:", *str(reason).split(), file=sys.stderr)
+        sys.exit(2 if isinstance(error, usage) else 1)
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
 
 
 if __name__ == "__main__":

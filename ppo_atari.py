@@ -4,7 +4,7 @@ Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, with the details 
        (https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/).
 Run:   python ppo_atari.py --env-id PongNoFrameskip-v4
 Shapes: T steps, N envs, B = T * N, M minibatch, (C, H, W) a stack of C images, A actions.
-        Index t is the transition from obs[t]: dones[t] says that this very step ended its episode.
+        Index t is the transition from obs[t]: dones[t] says that step t ended its episode (CleanRL's dones[t + 1]).
 Differs from the paper: the value loss is clipped and advantages are normalised in each minibatch, as in OpenAI's code;
         a time limit is no end of the task, so the last value of a truncated episode is bootstrapped.
 """
@@ -137,7 +137,7 @@ def find_spec(env_id: str) -> EnvSpec:
         raise UsageError(f"--env-id {env_id}: cannot import {module!r} ({error}){hint}") from error
     usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
     near = [known for known in usable if name.split("-")[0].lower() in known.lower()] if name else []
-    near = ", ".join((near + difflib.get_close_matches(name, usable, n=5))[:5]) or "none"
+    near = ", ".join(list(dict.fromkeys(near + difflib.get_close_matches(name, usable, n=5)))[:5]) or "none"
     what = f"importing {module} registered no {name} with gymnasium" if module else "there is no such environment"
     require(name in gym.registry, f"--env-id {env_id}: {what}; the nearest ids: {near}")
     return gym.registry[name]
@@ -181,23 +181,27 @@ class NativeAtariEnv(AtariVectorEnv):
         """Steps all games by 4 frames."""
         obs, reward, termination, truncation, infos = super().step(actions)
         scores, lengths = self.scores + reward, self.lengths + 1
-        # ale-py does not say whether a life or the game ended. Its total frame count goes on through resets, so the
-        # number of a game's first frame is its name.
+        # ale-py does not say whether a life or the game ended. Its total frame count goes on through resets, so a game
+        # is told by the number of its first frame.
         game_starts = infos["frame_number"] - infos["episode_frame_number"]
         game_over, self.game_starts = game_starts != self.game_starts, game_starts
+        if "final_obs" in infos:
+            # Of a lost life ale-py's is uninitialised memory; the game goes on from obs.
+            infos["final_obs"] = np.where(game_over[:, None, None, None], infos["final_obs"], obs)
         infos |= {"whole_episode": {"r": scores, "l": lengths}, "_whole_episode": game_over}
         self.scores, self.lengths = np.where(game_over, 0, scores), np.where(game_over, 0, lengths)
         return obs, np.sign(reward), termination, truncation, infos
 
 
 class MaxAndSkip(sb3.MaxAndSkipEnv):
-    """Shows the last frame where a game ends within the 4 frames; its parent shows frames of an earlier step then."""
+    """Returns the true last frame where a game ends within the 4 frames; its parent returns a stale one."""
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Repeats the action for 4 frames; rewards are summed, the last two frames' maximum is shown."""
         obs, *results = super().step(action)
-        ended = results[1] or results[2]
-        return self.unwrapped.ale.getScreenGrayscale() if ended else obs, *results
+        if results[1] or results[2]:
+            obs = self.unwrapped.ale.getScreenGrayscale()
+        return obs, *results
 
 
 class FireReset(gym.Wrapper):
@@ -215,11 +219,11 @@ class FireReset(gym.Wrapper):
 
 
 class WholeEpisodes(gym.Wrapper):
-    """Reports whole and true episodes, whatever stands above cuts or scales, and gives an environment what it wants.
+    """Reports the true score of whole episodes, whatever wrappers above cut or scale; fixes actions' first and type.
 
     `info` has only score ("r"), length ("l") and `info["measures"]` of an episode that ended, in the info of the reset
-    that follows, since EpisodicLifeEnv steps on its own within a reset. Actions count from 0 and get the space's type.
-    A seeded reset seeds the action space too, from which some environments draw.
+    that follows, since EpisodicLifeEnv steps on its own within a reset. A seeded reset seeds the action space too, from
+    which some environments draw.
     """
 
     def __init__(self, env: gym.Env) -> None:
@@ -259,7 +263,7 @@ def check_spaces(env: gym.Env, fits: bool) -> None:
 
 
 def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env]:
-    """Returns a factory of one environment; it shows (4, 84, 84) uint8 images, an own (C, H, W) stack as it is."""
+    """Returns a factory of one environment; it shows (4, 84, 84) uint8 images; (C, H, W) stacks pass unchanged."""
     training_pid = os.getpid()
 
     def thunk() -> gym.Env:
@@ -273,7 +277,7 @@ def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env
         if is_atari(spec):
             ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
             # frameskip=1 since MaxAndSkip skips: an ALE/ id alone would skip 4 of its own, 16 together.
-            env = gym.make(spec, **{"frameskip": 1, "obs_type": "grayscale", **keywords})
+            env = gym.make(spec, frameskip=1, obs_type="grayscale", **keywords)
             buttons = env.unwrapped.get_action_meanings()
             # Backgammon and VideoCheckers have no NOOP to wait with.
             env = sb3.NoopResetEnv(env, noop_max=30) if "NOOP" in buttons else env
@@ -287,8 +291,9 @@ def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env
             env = gym.make(spec, **{"max_episode_steps": spec.max_episode_steps or EVAL_MAX_STEPS, **keywords})
             space, shape = env.observation_space, env.observation_space.shape or ()
             images = isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(shape) in (2, 3)
-            large = images and min(shape[:2] if shape[2:] in ((), (1,), (3,)) else shape[1:]) >= 36
-            check_spaces(env, fits=large and isinstance(env.action_space, gym.spaces.Discrete))
+            size = shape[:2] if shape[2:] in ((), (1,), (3,)) else shape[1:]
+            fits = images and min(size) >= 36 and isinstance(env.action_space, gym.spaces.Discrete)
+            check_spaces(env, fits)
             env = WholeEpisodes(env)
         shape = env.observation_space.shape
         if len(shape) == 3 and shape[2] not in (1, 3):
@@ -301,7 +306,7 @@ def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env
 
 
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> VectorEnv:
-    """Returns parallel environments, for training and evaluation alike; those that draw step in this process."""
+    """Returns parallel environments, for training and evaluation alike; rendering ones step in this process."""
     spec = find_spec(args.env_id)
     if is_atari(spec) and args.backend == "ale" and not render_mode:
         if spec.max_episode_steps or json.loads(args.env_kwargs):
@@ -364,8 +369,7 @@ def compute_gae(
     """Returns the advantages (T, N) of generalised advantage estimation (Schulman et al. 2016, equation 16).
 
     Args:
-        rewards: (T, N) of the transitions from obs[t]; where a time limit cut an episode off, with the discounted value
-            of what it cut off added.
+        rewards: (T, N) of the transitions from obs[t], plus gamma * V(final obs) where a time limit cut an episode off.
         values: (T, N) V(obs[t]).
         next_value: (N,) V of what the last transition led to.
         dones: (T, N) 1 where the transition ended its episode: bootstrapping and the sum stop.
@@ -386,9 +390,9 @@ def policy_loss(ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
 
 
 def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: float | None) -> Tensor:
-    """Returns half the mean squared error of (M,) values; with clip_coef, each one's worse error, clipped or not.
+    """Returns half the mean squared error of (M,) values; with clip_coef, of each one the larger of two errors.
 
-    The clipped value stays within clip_coef of the old one, `values`.
+    The second is that of the value kept within clip_coef of the old one, `values`.
     """
     squared_error = (new_values - returns).square()
     if clip_coef is not None:
@@ -398,7 +402,7 @@ def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: f
 
 
 def quality(evaluation: dict[str, np.ndarray]) -> list[float]:
-    """Returns by what `best.pt` is chosen: of two such lists, the first numbers that differ decide."""
+    """Returns the score by which `best.pt` is chosen, a list: the first numbers that differ decide."""
     return [float(evaluation["return"].mean())]
 
 
@@ -502,9 +506,10 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
         check_memory(args.batch_size * math.prod(envs.single_observation_space.shape), device)
         total = args.num_iterations * args.batch_size
-        run = cleanup.enter_context(Run(args, "global_step", total, agent=agent, optimizer=optimizer))
-        same_batch = run.counters.setdefault("batch_size", args.batch_size) == args.batch_size
+        before = load_checkpoint(args.resume)["args"] if args.resume is not None else vars(args)
+        same_batch = before["num_envs"] * before["num_steps"] == args.batch_size
         require(same_batch, "--num-envs times --num-steps, the batch, must stay what it was in a resumed run")
+        run = cleanup.enter_context(Run(args, "global_step", total, agent=agent, optimizer=optimizer))
         # On a GPU this mode replays CUDA graphs, which spares the launch of each kernel.
         mode = "reduce-overhead" if device.type == "cuda" else "default"
         forward = torch.compile(agent, mode=mode) if args.compile else agent
@@ -548,8 +553,9 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
 
             with torch.no_grad():
                 _, next_value = forward(torch.from_numpy(next_obs).to(device))
-            advantages = compute_gae(rewards, values.cpu(), next_value.cpu(), dones, args.gamma, args.gae_lambda)
-            returns = advantages + values.cpu()
+            old_values = values.cpu()
+            advantages = compute_gae(rewards, old_values, next_value.cpu(), dones, args.gamma, args.gae_lambda)
+            returns = advantages + old_values
 
             # (T, N, ...) -> (B, ...), then several passes in random minibatches.
             stacked = (obs, actions, logprobs, values, advantages, returns)
@@ -577,8 +583,9 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
                 # Two estimates of KL(old || new), the second of lower variance: http://joschu.net/blog/kl-approx.html
                 old_approx_kl, approx_kl = (-logratio).mean(), (ratio - 1 - logratio).mean()
                 clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
-                terms = [v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac, grad_norm]
-                losses.append(torch.stack(terms).detach())
+                terms = {"value_loss": v_loss, "policy_loss": pg_loss, "entropy": entropy, "grad_norm": grad_norm}
+                terms |= {"old_approx_kl": old_approx_kl, "approx_kl": approx_kl, "clipfrac": clipfrac}
+                losses.append(torch.stack(list(terms.values())).detach())
                 if args.target_kl is not None and approx_kl > args.target_kl:
                     break
                 optimizer.step()
@@ -587,9 +594,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             run.counters["global_step"] = global_step = iteration * args.batch_size
             if not np.isfinite(means).all():
                 raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
-            names = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
-            scalars = {f"losses/{name}": mean for name, mean in zip(names, means, strict=True)}
-            scalars["losses/explained_variance"] = (1 - (returns - values.cpu()).var() / returns.var()).item()
+            scalars = {f"losses/{name}": mean for name, mean in zip(terms, means, strict=True)}
+            scalars["losses/explained_variance"] = (1 - (returns - old_values).var() / returns.var()).item()
             scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
             scalars["charts/SPS"] = args.batch_size / (time.perf_counter() - start_time)
             run.log(scalars)
@@ -597,7 +603,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             last = iteration == args.num_iterations
             if args.eval_every and (last or crossed(args.eval_every, start_step, global_step)):
                 run.keep_best(evaluate(agent, args, args.seed + 10_000, device))
-            if last or crossed(args.checkpoint_every, start_step, global_step):
+            elif last or crossed(args.checkpoint_every, start_step, global_step):
                 run.save("latest.pt")
 
         evaluation = final_evaluation(agent, args, run.folder, device)
@@ -607,8 +613,9 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
 
 
 # ----- Bookkeeping -----
+# The same in all scripts of this kind, as Evaluation is; nothing here is part of the algorithm.
 FORMAT_VERSION = 2
-NOT_STORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
+NOT_RESTORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
 
 signals: list[int] = []
 """Ctrl-C, SIGTERM and SIGHUP that came: the first ends the run at the next `stop_if_asked`, a second one at once."""
@@ -653,15 +660,23 @@ class Run:
         self.env_seed = int(np.random.SeedSequence([args.seed, step]).generate_state(1)[0] % 2**30)
         if args.resume is not None:
             seed_everything(self.env_seed)
-        self.folder = make_run_folder(args) if args.resume is None else checkpoint_path(args.resume).parent
+        # The time in milliseconds, so that two runs that start in one second get two folders.
+        name = re.sub(r"[/:\\]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time_ns() // 1_000_000}")
+        self.folder = Path(args.run_dir) / name if args.resume is None else checkpoint_path(args.resume).parent
+        try:
+            str(self.folder).encode()  # TensorBoard takes no other names
+            self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
+        except (OSError, UnicodeEncodeError) as error:
+            raise UsageError(f"--run-dir {args.run_dir}: cannot make {name} there: {error}") from error
         for stray in self.folder.glob("*.tmp"):
             stray.unlink()
         about = {"args": dataclasses.asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
         about["versions"] = {x.__name__: x.__version__ for x in PACKAGES} | {"python": platform.python_version()}
-        commit = subprocess.getoutput(f"git -C {shlex.quote(str(Path(__file__).resolve().parent))} rev-parse HEAD")
+        git = f"git -C {shlex.quote(str(Path(__file__).resolve().parent))} rev-parse HEAD"
+        status, commit = subprocess.getstatusoutput(git)
         cuda = args.cuda and torch.cuda.is_available()
         about["device"] = torch.cuda.get_device_name() if cuda else f"cpu {platform.machine()}"
-        about |= {"git_commit": commit, "threads": torch.get_num_threads(), "global_step": step}
+        about |= {"git_commit": None if status else commit, "threads": torch.get_num_threads(), "global_step": step}
         about["wandb_id"] = re.sub(r"\W", "-", self.folder.name)
         (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
         if args.track:
@@ -675,7 +690,8 @@ class Run:
         rows = "\n".join(f"|{name}|{value}|" for name, value in about["args"].items())
         self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", step)
         state = "this run is finished, a larger total goes on" if self.counters[unit] >= total else "going on"
-        print(f"run folder: {self.folder}", *[f"{state}, at step {step:,}"] * (args.resume is not None), sep="\n")
+        state = "a new run" if args.resume is None else state
+        print(f"run folder: {self.folder}\n{state}, at step {step:,}", flush=True)
         self.recent_scores: deque[float] = deque(maxlen=100)
         style = {"dynamic_ncols": True}
         if not (sys.stderr.isatty() and os.get_terminal_size(2).columns):
@@ -714,7 +730,8 @@ class Run:
     def log_episode(self, step: int, episode: dict[str, float]) -> None:
         """Writes score, length and measures of an episode that ended in training, at its own step."""
         for name, value in episode.items():
-            self.writer.add_scalar(f"charts/{'episodic_' * (name in ('return', 'length'))}{name}", value, step)
+            tag = f"charts/episodic_{name}" if name in ("return", "length") else f"charts/{name}"
+            self.writer.add_scalar(tag, value, step)
         self.recent_scores.append(episode["return"])
         self.bar.set_postfix_str(f"return {np.mean(self.recent_scores):.1f}", refresh=False)
 
@@ -770,7 +787,7 @@ def load_checkpoint(path: str, **modules: Any) -> dict[str, Any]:  # noqa: ANN40
     except Exception as error:  # a damaged or foreign file may raise anything, one that holds code an UnpicklingError
         reason = f"{type(error).__name__}: {error}".removeprefix("UsageError: ").split(". ")[0]
         raise UsageError(f"{path}: no checkpoint that fits: {reason}") from error
-    if dropped:
+    if dropped and not modules:
         print(f"{path}: left out arguments that this script does not have: {dropped}", file=sys.stderr)
     return content
 
@@ -840,17 +857,6 @@ def prepare(args: Args) -> torch.device:
     return device
 
 
-def make_run_folder(args: Args) -> Path:
-    """Makes a folder for a new run; the time in its name is in milliseconds, so that no two runs share one."""
-    name = re.sub(r"[/:\\]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time_ns() // 1_000_000}")
-    try:
-        str(Path(args.run_dir) / name).encode()  # TensorBoard takes no other names
-        (Path(args.run_dir) / name).mkdir(parents=True)
-    except (OSError, UnicodeEncodeError) as error:
-        raise UsageError(f"--run-dir {args.run_dir}: cannot make {name} there: {error}") from error
-    return Path(args.run_dir) / name
-
-
 @contextmanager
 def closing_envs(envs: VectorEnv) -> Iterator[VectorEnv]:
     """Closes the environments at the end; gymnasium would wait for ever where one of their processes died."""
@@ -880,7 +886,7 @@ def main() -> None:
         require(len(paths) < 2, "--resume and --evaluate exclude each other")
         for path in paths:  # the arguments of that run, except what the command line overrides
             stored = load_checkpoint(path)["args"]
-            args = tyro.cli(Args, default=Args(**{x: stored[x] for x in stored if x not in NOT_STORED}))
+            args = tyro.cli(Args, default=Args(**{x: stored[x] for x in stored if x not in NOT_RESTORED}))
         train(args) if args.evaluate is None else evaluate_checkpoint(args)
     except (*usage, FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:
         reason = "an environment process died" if isinstance(error, EOFError | ConnectionError) else error

@@ -2,25 +2,23 @@
 
 Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347.
 Run:   python ppo_cartpole.py --env-id CartPole-v1
-Shapes: T steps, N envs, B = T * N, M minibatch, O observation dims, A actions; index t is the transition from obs[t].
-`train` tells the story. What is no part of the algorithm, as environments, evaluation and files, is below Bookkeeping.
-Differs from the paper: advantages are normalised in each minibatch, gradients clipped by their norm; a time limit is no
-        end of the task, so the last value of a truncated episode is bootstrapped.
+Shapes: T steps, N envs, B = T * N, M minibatch, O observation dims, A actions.
+        Index t is the transition from obs[t]: dones[t] says that this very step ended its episode.
+        `train` tells the story. What is no part of the algorithm, as files and signals, is below Bookkeeping.
+Differs from the paper: advantages are normalised in each minibatch, gradients clipped by their norm;
+        a time limit is no end of the task, so the last value of a truncated episode is bootstrapped.
 """
 
-import argparse
 import ctypes
 import dataclasses
 import difflib
-import importlib.metadata
 import importlib.util
-import io
 import json
 import math
 import os
-import pickle
 import platform
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -28,17 +26,16 @@ import sys
 import threading
 import time
 import warnings
+import zipfile
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import FrameType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import ale_py
 import gymnasium as gym
+import imageio.v2 as imageio
 import numpy as np
 import psutil
 import torch
@@ -56,76 +53,43 @@ from tqdm import tqdm
 class Args:
     """PPO on environments with vector observations and a number of actions."""
 
-    exp_name: str = Path(__file__).stem
-    """name of the experiment, part of the run folder's name"""
-    seed: int = 1
-    """seeds python, numpy, torch, the environments and their action spaces"""
-    torch_deterministic: bool = True
-    """deterministic kernels: the same command gives the same weights, bit for bit on a CPU"""
-    cuda: bool = True
-    """use a CUDA device where there is one, else the CPU"""
-    threads: int = 1
-    """CPU threads; 0: one for each core, for torch at most 8"""
-    run_dir: str = "runs"
-    """parent folder of the run folders"""
-    checkpoint_every: int = 25_000
-    """environment steps between checkpoints; 0: only at the end and on interruption"""
-    eval_every: int = 10_000
-    """environment steps between evaluations during training; 0: only at the end"""
-    eval_episodes: int = 10
-    """episodes of each evaluation"""
-    eval_greedy: bool = True
-    """evaluate with the most probable or the mean action; off: sampled from the policy"""
-    resume: str | None = None
-    """continue a run from its folder or from a checkpoint file"""
-    evaluate: str | None = None
-    """evaluate the checkpoint in this file or run folder, print the result, exit"""
-    capture_video: bool = False
-    """write MP4 files of evaluation episodes to the run's videos/"""
-    plot: bool = False
-    """at the end of a run draw the returns of its episodes, with their moving average, to the run's returns.png"""
-    track: bool = False
-    """mirror the run to Weights & Biases"""
-    wandb_project_name: str = "onefile-rl"
-    """project on Weights & Biases"""
-    wandb_entity: str | None = None
-    """team on Weights & Biases"""
-    progress: bool = True
-    """show a progress bar where the output is a terminal"""
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
+    seed: int = 1  # seeds python, numpy, torch, the environments and their action spaces
+    torch_deterministic: bool = True  # deterministic kernels: on a CPU the same command gives the same weights
+    cuda: bool = True  # use a CUDA device where there is one, else the CPU
+    threads: int = 1  # CPU threads; 0: one for each core, for torch at most 8
+    run_dir: str = "runs"  # parent folder of the run folders
+    checkpoint_every: int = 25_000  # environment steps between checkpoints; 0: only at the end and on interruption
+    eval_every: int = 10_000  # environment steps between evaluations during training; 0: only at the end
+    eval_episodes: int = 10  # episodes of each evaluation
+    eval_greedy: bool = True  # evaluate with the most probable or the mean action; off: sampled from the policy
+    resume: str | None = None  # continue a run from its folder or from a checkpoint file
+    evaluate: str | None = None  # evaluate the checkpoint in this file or run folder, print the result, exit
+    capture_video: bool = False  # write MP4 files of evaluation episodes to the run's videos/
+    plot: bool = False  # at the end draw the returns of the episodes, and their moving average, to returns.png
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "onefile-rl"  # project on Weights & Biases
+    wandb_entity: str | None = None  # team on Weights & Biases
+    progress: bool = True  # show a progress bar
 
-    env_id: str = "CartPole-v1"
-    """any id that gymnasium.make takes, package.module:Id-v0 included"""
-    vector: Literal["sync", "async"] = "sync"
-    """how environments that gymnasium makes step: in this process, or in one process each"""
-    num_envs: int = 8
-    """parallel environments, N"""
+    env_id: str = "CartPole-v1"  # any id that gymnasium.make takes, package.module:Id-v0 included
+    env_kwargs: str = "{}"  # keyword arguments for gymnasium.make, a JSON object
+    vector: Literal["sync", "async"] = "sync"  # gymnasium's environments step in this process, or in one each
+    num_envs: int = 8  # parallel environments, N
+    num_steps: int = 128  # steps of each environment in one rollout, T
 
-    num_steps: int = 128
-    """steps of each environment in one rollout, T"""
+    total_timesteps: int = 100_000  # environment steps of the whole run, over all environments
+    learning_rate: float = 1e-3  # step size of Adam
+    anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the run
+    gamma: float = 0.99  # discount of a reward one step later
 
-    total_timesteps: int = 100_000
-    """environment steps of the whole run, over all environments"""
-    learning_rate: float = 1e-3
-    """step size of Adam"""
-    anneal_lr: bool = True
-    """let the learning rate fall linearly to 0 over the run"""
-    gamma: float = 0.99
-    """discount of a reward one step later"""
-
-    num_minibatches: int = 8
-    """minibatches of one pass over the batch; B / num_minibatches samples each"""
-    update_epochs: int = 10
-    """passes over each batch"""
-    gae_lambda: float = 0.95
-    """lambda of GAE: 0 is one-step TD (low variance), 1 is Monte Carlo (no bias)"""
-    clip_coef: float = 0.2
-    """epsilon of the paper's equation 7; usually 0.1 to 0.3"""
-    ent_coef: float = 0.0
-    """weight of the entropy bonus; usually 0 to 0.05"""
-    vf_coef: float = 0.5
-    """weight of the value loss"""
-    max_grad_norm: float = 0.5
-    """longest gradient; longer ones are scaled down to it"""
+    num_minibatches: int = 8  # minibatches of one pass over the batch; B / num_minibatches samples each
+    update_epochs: int = 10  # passes over each batch
+    gae_lambda: float = 0.95  # lambda of GAE: 0 is one-step TD (low variance), 1 is Monte Carlo (no bias)
+    clip_coef: float = 0.2  # epsilon of the paper's equation 7; usually 0.1 to 0.3
+    ent_coef: float = 0.0  # weight of the entropy bonus; usually 0 to 0.05
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # longest gradient; longer ones are scaled down to it
 
     @property
     def batch_size(self) -> int:
@@ -137,34 +101,126 @@ class Args:
         """Whole iterations of the run: a rollout and its update each."""
         return self.total_timesteps // self.batch_size
 
-    def __post_init__(self) -> None:
-        check_range(self, "num_envs num_steps num_minibatches update_epochs eval_episodes", least=1)
-        check_range(self, "threads checkpoint_every eval_every ent_coef vf_coef", least=0)
-        check_range(self, "gamma gae_lambda", least=0, most=1)
-        check_range(self, "learning_rate clip_coef max_grad_norm", above=0)
-        # Evaluations seed their episodes further up, and ale-py takes 31 bits.
-        check_range(self, "seed", least=0, most=2_000_000_000)
-        if self.batch_size % self.num_minibatches or self.batch_size == self.num_minibatches:
-            rule = f"must divide num_envs * num_steps = {self.batch_size} into minibatches of 2 samples or more"
-            raise ValueError(f"--num-minibatches {self.num_minibatches} {rule}")
-        if self.num_iterations < 1:
-            rule = f"must be at least num_envs * num_steps = {self.batch_size}, one iteration"
-            raise ValueError(f"--total-timesteps {self.total_timesteps} {rule}")
+    def check(self) -> None:
+        """Raises a UsageError where a value is out of range or does not fit another one."""
+        limits = {
+            (1, math.inf): "num_steps num_minibatches update_epochs eval_episodes",
+            (1, 10_000): "num_envs",
+            (0, math.inf): "threads checkpoint_every eval_every ent_coef vf_coef",
+            (1e-12, math.inf): "learning_rate clip_coef max_grad_norm",
+            (0, 1): "gamma gae_lambda",
+            (0, 2_000_000_000): "seed",  # evaluations add to it, and some environments take 31 bits
+            (self.batch_size, math.inf): "total_timesteps",
+        }
+        check_limits(self, limits)
+        fits = self.batch_size % self.num_minibatches == 0
+        require(fits, f"--num-minibatches must divide num_envs * num_steps = {self.batch_size}")
+        pairs = self.num_minibatches < self.batch_size
+        require(pairs, "--num-minibatches leaves one sample in each, whose advantage cannot be normalised")
+
+
+# ----- Environment -----
+def find_spec(env_id: str) -> EnvSpec:
+    """Returns the registered specification of an environment; `package.module:Id-v0` imports the module first."""
+    module, _, name = env_id.rpartition(":")
+    try:
+        importlib.import_module(module or "gymnasium")
+    except (ModuleNotFoundError, TypeError) as error:
+        hint = "; envs is a package of these scripts, rename yours" if module.startswith("envs.") else ""
+        raise UsageError(f"--env-id {env_id}: cannot import {module!r} ({error}){hint}") from error
+    usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
+    near = [known for known in usable if name.split("-")[0].lower() in known.lower()] if name else []
+    near = ", ".join((near + difflib.get_close_matches(name, usable, n=5))[:5]) or "none"
+    what = f"importing {module} registered no {name} with gymnasium" if module else "there is no such environment"
+    require(name in gym.registry, f"--env-id {env_id}: {what}; the nearest ids: {near}")
+    return gym.registry[name]
+
+
+class WholeEpisodes(gym.Wrapper):
+    """Reports whole and true episodes, whatever stands above cuts or scales, and gives an environment what it wants.
+
+    `info` has only score ("r"), length ("l") and `info["measures"]` of an episode that ended, in the info of the reset
+    that follows, since EpisodicLifeEnv steps on its own within a reset. Actions count from 0 and get the space's type.
+    A seeded reset seeds the action space too, from which some environments draw.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.ended, self.first_action = None, getattr(env.action_space, "start", 0)
+        if self.first_action:
+            self.action_space = gym.spaces.Discrete(int(env.action_space.n))
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Starts an episode, and reports the one before if it ended."""
+        if seed is not None:
+            self.unwrapped.action_space.seed(seed)
+        info, self.ended = {"whole_episode": self.ended} if self.ended else {}, None
+        self.score, self.length = 0.0, 0
+        return self.env.reset(seed=seed, options=options)[0], info
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
+        """Takes a step; a number that is not finite raises a FloatingPointError."""
+        action = np.asarray(action, self.env.action_space.dtype) + self.first_action
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.score, self.length = self.score + float(reward), self.length + 1
+        if not math.isfinite(reward + np.sum(obs)):
+            raise FloatingPointError(f"{self.spec.id} is not finite in step {self.length}: reward {reward}, obs {obs}")
+        if terminated or truncated:
+            measures = {name: float(value) for name, value in info.get("measures", {}).items()}
+            self.ended = {"r": self.score, "l": self.length, **measures}
+        return obs, reward, terminated, truncated, {}
+
+
+def check_spaces(env: gym.Env, fits: bool) -> None:
+    """Raises a UsageError that says which script does unless this one fits the environment's spaces."""
+    spaces = (env.observation_space, env.action_space)
+    found = " and ".join(f"{type(x).__name__}{x.shape or ''} {x.dtype or ''}".strip() for x in spaces)
+    scripts = "vectors want ppo_cartpole.py, with a Box of actions ppo_continuous.py, uint8 images of 36 x 36 and more"
+    scripts += " with Discrete actions ppo_atari.py; envs/README.md tells how other spaces become one of these"
+    require(fits, f"--env-id {env.spec.id} has {found}, not for this script: {scripts}")
+
+
+def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env]:
+    """Returns a factory of one environment; it shows vectors (O,) and takes one of A actions."""
+    training_pid = os.getpid()
+
+    def thunk() -> gym.Env:
+        if os.getpid() != training_pid:
+            # Ctrl-C reaches an environment's own process too, and is the training process's to handle.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        spec = find_spec(args.env_id)
+        # Not every environment takes the keyword, so it is left out where nothing is drawn.
+        keywords = json.loads(args.env_kwargs) | ({"render_mode": render_mode} if render_mode else {})
+        # Without a time limit of its own an evaluation might never end.
+        env = gym.make(spec, **{"max_episode_steps": spec.max_episode_steps or EVAL_MAX_STEPS, **keywords})
+        vectors = isinstance(env.observation_space, gym.spaces.Box) and len(env.observation_space.shape) == 1
+        check_spaces(env, fits=vectors and isinstance(env.action_space, gym.spaces.Discrete))
+        return WholeEpisodes(env)
+
+    return thunk
+
+
+def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> VectorEnv:
+    """Returns parallel environments, for training and evaluation alike; those that draw step in this process."""
+    make = AsyncVectorEnv if args.vector == "async" and not render_mode else SyncVectorEnv
+    return make([make_env(args, render_mode)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 # ----- Networks -----
-def layer_init(layer: nn.Module, std: float = 2**0.5, bias_const: float = 0.0) -> nn.Module:
-    """Returns the layer with orthogonal weights of gain `std` and constant biases."""
+def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
+    """Returns the layer with orthogonal weights of gain `std` and no biases."""
     nn.init.orthogonal_(layer.weight, std)
-    nn.init.constant_(layer.bias, bias_const)
+    nn.init.zeros_(layer.bias)
     return layer
 
 
 class Agent(nn.Module):
     """Actor and critic, two separate networks of O -> 64 -> 64 -> A and 1, with tanh between the layers."""
 
-    def __init__(self, obs_dim: int, num_actions: int) -> None:
+    def __init__(self, args: Args, envs: VectorEnv) -> None:
         super().__init__()
+        obs_dim, num_actions = envs.single_observation_space.shape[0], int(envs.single_action_space.n)
 
         def network(outputs: int, std: float) -> nn.Sequential:
             first, second = layer_init(nn.Linear(obs_dim, 64)), layer_init(nn.Linear(64, 64))
@@ -174,7 +230,7 @@ class Agent(nn.Module):
         self.actor, self.critic = network(num_actions, std=0.01), network(1, std=1)
 
     def policy(self, obs: Tensor) -> Categorical:
-        """Returns the distribution of the actions (M,) for observations (M, O)."""
+        """Returns the policy over A actions for observations (M, O)."""
         return Categorical(logits=self.actor(obs.float()), validate_args=False)
 
     def value(self, obs: Tensor) -> Tensor:
@@ -184,809 +240,435 @@ class Agent(nn.Module):
     def act(self, obs: Tensor, greedy: bool) -> Tensor:
         """Returns the actions (M,) that environments are to take: the most probable ones, or sampled."""
         policy = self.policy(obs)
-        return policy.logits.argmax(-1) if greedy else policy.sample()
+        return policy.mode if greedy else policy.sample()
 
 
 # ----- Math -----
-def gae_advantages(
-    rewards: Tensor, values: Tensor, next_values: Tensor, ends: tuple[Tensor, Tensor], gamma: float, gae_lambda: float
+def compute_gae(
+    rewards: Tensor, values: Tensor, next_value: Tensor, dones: Tensor, gamma: float, gae_lambda: float
 ) -> Tensor:
     """Returns the advantages (T, N) of generalised advantage estimation (Schulman et al. 2016, equation 16).
 
-    All tensors are (T, N). `ends` has two: 1 at terminations, after which there is nothing to bootstrap from, and 1 at
-    all ends of episodes, time limits too, at which the sum stops.
+    Args:
+        rewards: (T, N) of the transitions from obs[t]; where a time limit cut an episode off, with the discounted value
+            of what it cut off added.
+        values: (T, N) V(obs[t]).
+        next_value: (N,) V of what the last transition led to.
+        dones: (T, N) 1 where the transition ended its episode: bootstrapping and the sum stop.
+        gamma: discount.
+        gae_lambda: decay of the sum.
     """
-    terminations, dones = ends
-    deltas = rewards + gamma * next_values * (1 - terminations) - values
-    advantages, tail = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
+    next_values = torch.cat([values[1:], next_value.unsqueeze(0)])
+    deltas = rewards + gamma * next_values * (1 - dones) - values
+    advantages, tail = torch.zeros_like(rewards), torch.zeros_like(next_value)
     for t in reversed(range(len(rewards))):
-        tail = deltas[t] + gamma * gae_lambda * (1 - dones[t]) * tail
-        advantages[t] = tail
+        advantages[t] = tail = deltas[t] + gamma * gae_lambda * (1 - dones[t]) * tail
     return advantages
 
 
-def policy_loss(new_logprobs: Tensor, logprobs: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
+def policy_loss(ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
     """Returns the negated clipped objective, the paper's equation 7, as a mean over (M,) samples."""
-    ratio = (new_logprobs - logprobs).exp()
     return torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)).mean()
 
 
-# ----- Training -----
-LOSS_NAMES = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
+def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: float | None) -> Tensor:
+    """Returns half the mean squared error of (M,) values; with clip_coef, each one's worse error, clipped or not.
 
-
-def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: PLR0915 (one story, read from top to bottom)
-    """Trains, evaluates and saves an agent, or goes on with the run that args.resume names.
-
-    Returns:
-        The agent, and the scores of the final evaluation.
-
-    Raises:
-        UsageError: the arguments do not fit the environment, the machine or the checkpoint.
-        Interrupted: by Ctrl-C or SIGTERM, after a checkpoint was written.
-        FloatingPointError: a number of the environment or a loss is not finite; the last checkpoint stays as it was.
+    The clipped value stays within clip_coef of the old one, `values`.
     """
-    device = prepare(args)
-    with ExitStack() as cleanup:
-        stop = cleanup.enter_context(StopSignal())
-        envs = cleanup.enter_context(closing_envs(make_envs(args, args.num_envs, training=True)))
-        agent = make_agent(args, envs, device)
-        optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
-        modules = {"agent": agent, "optimizer": optimizer}
-        run, counters, obs = begin(args, envs, modules, device, stop, cleanup)
-
-        for iteration in range(counters["iteration"] + 1, args.num_iterations + 1):
-            start_time, start_step = time.perf_counter(), counters["global_step"]
-            left = 1 - (iteration - 1) / args.num_iterations if args.anneal_lr else 1
-            optimizer.param_groups[0]["lr"] = args.learning_rate * left
-
-            # Collect T steps from each of the N environments.
-            steps, episodes = [], []
-            for t in range(args.num_steps):
-                stop.check()
-                with torch.no_grad():
-                    policy = agent.policy(torch.as_tensor(obs, device=device))
-                    sample = policy.sample()
-                action, logprob = sample.cpu().numpy(), policy.log_prob(sample).cpu().numpy()
-                next_obs, reward, termination, truncation, infos = envs.step(action)
-                done = termination | truncation
-                # Where an episode ended, next_obs is already the start of the next one.
-                final_obs = true_next_obs(next_obs, done, infos)
-                global_step = start_step + (t + 1) * args.num_envs
-                where = f"at step {global_step:,}"
-                check_finite(where, reward=reward, observation=next_obs, final_observation=final_obs)
-                steps.append((obs, final_obs, action, logprob, reward.astype(np.float32), termination, done))
-                episodes += [(global_step, score, length) for score, length in finished_episodes(infos)]
-                obs = next_obs
-
-            # The targets, all (T, N), of T tuples of (N, ...).
-            columns = (torch.as_tensor(np.stack(column), device=device) for column in zip(*steps, strict=True))
-            all_obs, all_next_obs, actions, logprobs, rewards, terminations, dones = columns
-            with torch.no_grad():
-                values, next_values = agent.value(all_obs), agent.value(all_next_obs)
-            ends = (terminations.float(), dones.float())
-            advantages = gae_advantages(rewards, values, next_values, ends, args.gamma, args.gae_lambda)
-            returns = advantages + values
-
-            # (T, N, ...) -> (B, ...), then several passes in random minibatches.
-            batch = [x.flatten(0, 1) for x in (all_obs, actions, logprobs, advantages, returns)]
-            losses = []
-            for _ in range(args.update_epochs):
-                for mb_inds in torch.randperm(args.batch_size, device=device).chunk(args.num_minibatches):
-                    mb_obs, mb_actions, mb_logprobs, mb_advantages, mb_returns = (x[mb_inds] for x in batch)
-                    policy = agent.policy(mb_obs)
-                    new_logprobs = policy.log_prob(mb_actions)
-                    mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
-                    pg_loss = policy_loss(new_logprobs, mb_logprobs, mb_advantages, args.clip_coef)
-                    v_loss = 0.5 * (agent.value(mb_obs) - mb_returns).square().mean()
-                    entropy = policy.entropy().mean()
-                    optimizer.zero_grad()
-                    (pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss).backward()
-                    grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-                    optimizer.step()
-                    changes = policy_change(new_logprobs.detach(), mb_logprobs, args.clip_coef)
-                    losses.append(torch.stack([v_loss, pg_loss, entropy, *changes, grad_norm]).detach())
-
-            counters["updates"] += len(losses)
-            mean_losses = torch.stack(losses).mean(0).tolist()
-            scalars = {f"losses/{name}": mean for name, mean in zip(LOSS_NAMES, mean_losses, strict=True)}
-            scalars["losses/explained_variance"] = explained_variance(values, returns)
-            scalars["charts/learning_rate"] = args.learning_rate * left
-            scalars["charts/SPS"] = args.batch_size / (time.perf_counter() - start_time)
-            counters.update(iteration=iteration, global_step=global_step, episodes=counters["episodes"] + len(episodes))
-            end_iteration(run, scalars, episodes, start_step, device)
-        return agent, finish(args, run, counters, modules, device, stop)
+    squared_error = (new_values - returns).square()
+    if clip_coef is not None:
+        clipped = values + (new_values - values).clamp(-clip_coef, clip_coef)
+        squared_error = torch.max(squared_error, (clipped - returns).square())
+    return 0.5 * squared_error.mean()
 
 
-# ----- Bookkeeping -----
-FORMAT_VERSION = 1
-NOT_STORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
-
-
-def find_spec(env_id: str) -> EnvSpec:
-    """Returns the registered specification of an environment; `package.module:Id-v0` imports the module first.
-
-    Raises:
-        UsageError: there is no such module or id; the message names the nearest ids.
-    """
-    gym.register_envs(ale_py)
-    module, colon, name = env_id.rpartition(":")
-    if colon:
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            raise UsageError(f"--env-id {env_id}: there is no module {error.name!r} on the import path") from error
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"--env-id {env_id}: there is no module {module!r}, names are absolute") from error
-    if name in gym.registry:
-        return gym.registry[name]
-    usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
-    by_length = sorted(usable, key=len)
-    near = [known for known in by_length if name.split("-")[0].lower() in known.lower()] if name else []
-    near += difflib.get_close_matches(name, usable, n=5)
-    raise UsageError(
-        f"--env-id {env_id}: there is no environment of this id"
-        + (f"; the nearest: {', '.join(list(dict.fromkeys(near))[:5])}" if near else "")
-    )
-
-
-def check_spaces(env: gym.Env, args: Args) -> None:
-    """Raises a UsageError unless observations are vectors and the action one of a number."""
-    obs_space, action_space = env.observation_space, env.action_space
-    # numpy writes long bounds on several lines.
-    found_obs, found_actions = (" ".join(str(space).split()) for space in (obs_space, action_space))
-    if not isinstance(action_space, gym.spaces.Discrete):
-        hint = "; for a Box use ppo_continuous.py" if isinstance(action_space, gym.spaces.Box) else ""
-        raise UsageError(f"--env-id {args.env_id}: this script wants Discrete actions, not {found_actions}{hint}")
-    if not (isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1):
-        images = len(obs_space.shape or ()) in (2, 3)
-        hint = "for images use ppo_atari.py" if images else "gymnasium.wrappers.FlattenObservation makes one of it"
-        raise UsageError(f"--env-id {args.env_id}: this script wants a vector, not {found_obs}; {hint}")
-
-
-def in_child_process(training_pid: int) -> None:
-    """Leaves Ctrl-C to the training process, when called in an environment's own process."""
-    if os.getpid() != training_pid:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def make_env(args: Args, training: bool, render_mode: str | None = None) -> Callable[[], gym.Env]:
-    """Returns a factory of one environment; training and evaluation have the same."""
-    training_pid = os.getpid()
-
-    def thunk() -> gym.Env:
-        in_child_process(training_pid)
-        # Not every environment takes the keyword, so it is left out where nothing is drawn.
-        drawing = {"render_mode": render_mode} if render_mode else {}
-        env = gym.make(args.env_id, **drawing)
-        check_spaces(env, args)
-        # For environments that draw actions of their own.
-        env.action_space.seed(args.seed)
-        env = gym.wrappers.RecordEpisodeStatistics(env, stats_key="whole_episode")
-        if env.action_space.start != 0:
-            first, count = int(env.action_space.start), int(env.action_space.n)
-            env = gym.wrappers.TransformAction(env, lambda action: action + first, gym.spaces.Discrete(count))
-        return env
-
-    return thunk
-
-
-def make_envs(args: Args, num_envs: int, training: bool) -> VectorEnv:
-    """Returns parallel environments."""
-    # Here an unknown id is told with the nearest ones.
-    find_spec(args.env_id)
-    make = AsyncVectorEnv if args.vector == "async" else SyncVectorEnv
-    return make([make_env(args, training)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-
-
-def check_drawing(args: Args) -> None:
-    """Raises a UsageError, before hours of training, if --capture-video is wanted and the environment cannot draw."""
-    if not args.capture_video:
-        return
-    find_spec(args.env_id)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            env = make_env(args, training=False, render_mode="rgb_array")()
-    except TypeError as error:
-        if "render_mode" not in str(error):
-            raise
-        raise UsageError(f"--capture-video: {args.env_id} takes no render_mode, so it cannot draw") from error
-    modes = env.metadata.get("render_modes", [])
-    if "rgb_array" in modes:
-        # What draws may be a package that is missing.
-        env.reset(seed=args.seed)
-        env.render()
-    env.close()
-    if "rgb_array" not in modes:
-        raise UsageError(f"--capture-video: {args.env_id} cannot draw: its render modes are {modes}, not 'rgb_array'")
-
-
-def describe_envs(args: Args) -> str:
-    """Returns one line on the environments."""
-    return f"{args.num_envs} x {args.env_id} ({args.vector})"
-
-
-def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
-    """Returns (N, ...) what each step led to: the final observation where an episode ended, else the next one.
-
-    Takes `final_obs` as gymnasium gives it, an object array with None elsewhere, and as ale-py does, one full array.
-    """
-    if not done.any():
-        return next_obs
-    true_obs = next_obs.copy()
-    for i in np.flatnonzero(done):
-        true_obs[i] = infos["final_obs"][i]
-    return true_obs
-
-
-def finished_episodes(infos: dict[str, Any]) -> list[tuple[float, int]]:
-    """Returns (score, length) of each whole episode that ended in this step; a lost life alone is none."""
-    final_info = infos.get("final_info", {})
-    ended = np.flatnonzero(final_info.get("_whole_episode", []))
-    episode = final_info.get("whole_episode", {})
-    return [(float(episode["r"][i]), int(episode["l"][i])) for i in ended]
-
-
-def check_finite(where: str, **arrays: np.ndarray) -> None:
-    """Raises a FloatingPointError that names environment and entry if a number (N, ...) is nan or infinite."""
-    for name, array in arrays.items():
-        # Images are always finite, and large.
-        if array.dtype != np.uint8 and not np.isfinite(array).all():
-            i, *entry = (int(index) for index in np.argwhere(~np.isfinite(array))[0])
-            value = array[(i, *entry)]
-            raise FloatingPointError(f"environment {i} gave {name}{entry or ''} = {value} {where}")
-
-
-def make_agent(args: Args, envs: VectorEnv, device: torch.device) -> Agent:
-    """Returns a new agent for the spaces of the environments."""
-    return Agent(envs.single_observation_space.shape[0], int(envs.single_action_space.n)).to(device)
-
-
-def policy_change(new_logprobs: Tensor, logprobs: Tensor, clip_coef: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns how far the policy moved: two estimates of KL(old || new), and the share of clipped ratios, over (M,).
-
-    The first estimate is -log(ratio), the second (ratio - 1) - log(ratio): unbiased too, never negative, and of lower
-    variance (http://joschu.net/blog/kl-approx.html).
-    """
-    logratio = new_logprobs - logprobs
-    ratio = logratio.exp()
-    return (-logratio).mean(), (ratio - 1 - logratio).mean(), ((ratio - 1).abs() > clip_coef).float().mean()
-
-
-def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """Returns 1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant; nan if Var is 0."""
-    variance = returns.var(correction=0).item()
-    return 1 - (returns - values).var(correction=0).item() / variance if variance > 0 else float("nan")
-
-
-def check_weights(module: nn.Module, global_step: int) -> None:
-    """Raises a FloatingPointError if a weight is not finite, as it is after a loss was not."""
-    if not all(weights.isfinite().all() for weights in module.parameters()):
-        raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
-
-
-EVAL_MAX_STEPS = 27_000
-"""longest evaluation episode in steps; ale-py ends games there too, at 108,000 frames"""
-
-
-class Evaluation(NamedTuple):
-    """Whole episodes: their undiscounted scores, their lengths in steps, and what else their environments measured."""
-
-    scores: list[float]
-    lengths: list[int]
-    measures: list[dict[str, float]]
-
-    def mean_measures(self) -> dict[str, float]:
-        """Returns the mean of each measure over the episodes that have it; one that was cut off has none."""
-        names = dict.fromkeys(name for measured in self.measures for name in measured)
-        return {name: float(np.mean([x[name] for x in self.measures if name in x])) for name in names}
-
-
-def quality(evaluation: Evaluation) -> list[float]:
+def quality(evaluation: dict[str, np.ndarray]) -> list[float]:
     """Returns by what `best.pt` is chosen: of two such lists, the first numbers that differ decide."""
-    return [float(np.mean(evaluation.scores))]
+    return [float(evaluation["return"].mean())]
 
 
-def episode_measures(infos: dict[str, Any], i: int) -> dict[str, float]:
-    """Returns what the episode of environment i that just ended reported as `info["measures"]`, numbers by name."""
-    measures = infos.get("final_info", {}).get("measures", {})
-    return {name: float(measures[name][i]) for name in measures if f"_{name}" in measures and measures[f"_{name}"][i]}
+# ----- Evaluation -----
+EVAL_MAX_STEPS = 27_000
+"""longest episode where an environment has no limit of its own; ale-py ends games there too, at 108,000 frames"""
+Evaluation = dict[str, np.ndarray]
+"""true scores "return", "length" and what else an environment measures, arrays (E,) over episodes"""
+
+
+def finished_episodes(infos: dict[str, Any]) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yields the environment, and "return", "length" and measures of each whole episode that ended in this step."""
+    for i in np.flatnonzero(infos.get("_whole_episode", [])):
+        values = {name: float(x[i]) for name, x in infos["whole_episode"].items() if not name.startswith("_")}
+        yield int(i), {"return": values.pop("r"), "length": values.pop("l"), **values}
+
+
+def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
+    """Returns what `finished_episodes` says of an episode of each seed, all at once; `film` is a folder for videos."""
+    episodes: dict[int, dict[str, float]] = {}
+    with closing_envs(make_envs(args, len(seeds), "rgb_array" if film else None)) as envs:
+        obs, _ = envs.reset(seed=seeds[0])
+        options = {"fps": envs.metadata.get("render_fps", 30), "macro_block_size": 2}
+        films = [imageio.get_writer(film / f"seed-{seed}.mp4", **options) for seed in seeds if film]
+        while len(episodes) < len(seeds):
+            stop_if_asked()
+            for i in [i for i in range(len(films)) if i not in episodes]:
+                films[i].append_data(envs.envs[i].render())
+            action = agent.act(torch.from_numpy(obs).to(device), args.eval_greedy)
+            obs, _, _, _, infos = envs.step(action.cpu().numpy())
+            for i, episode in finished_episodes(infos):
+                # An environment whose episode has ended is stepped along and not counted again.
+                episodes.setdefault(i, episode)
+    for video in films:
+        video.close()
+    return [episodes[i] for i in range(len(seeds))]
 
 
 @torch.no_grad()
-def evaluate(
-    agent: nn.Module, envs: VectorEnv, episodes: int, seed: int, greedy: bool, device: torch.device, stop: "StopSignal"
-) -> Evaluation:
-    """Returns the scores and lengths of whole episodes; episode i is seeded with seed + i.
+def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film: Path | None = None) -> Evaluation:
+    """Returns the scores of whole episodes in fresh environments, episode i seeded with seed + i.
 
-    Args:
-        agent: is not changed.
-        envs: of `make_envs(..., training=False)`: true rewards, whole games. Episodes are played in turns of N.
-        episodes: how many.
-        seed: of the first episode; torch's global generator is seeded with it too, for the sampled actions.
-        greedy: take the most probable or the mean action; else sample.
-        device: where the agent is.
-        stop: raises where the user interrupts.
-
-    Raises:
-        FloatingPointError: a number of an environment is not finite.
+    The random streams of training stay as they were. `film` is a folder for videos of the first three episodes.
     """
-    torch.manual_seed(seed)
-    scores, lengths = np.zeros(0), np.zeros(0, dtype=np.int64)
-    measures: list[dict[str, float]] = []
-    while len(scores) < episodes:
-        obs, _ = envs.reset(seed=[seed + len(scores) + i for i in range(envs.num_envs)])
-        score, length = np.zeros(envs.num_envs), np.zeros(envs.num_envs, dtype=np.int64)
-        # Environments beyond the last episode are stepped along and not counted.
-        running = np.arange(envs.num_envs) < episodes - len(scores)
-        counted = int(running.sum())
-        measured: list[dict[str, float]] = [{} for _ in range(counted)]
-        while running.any() and length.max() < EVAL_MAX_STEPS:
-            stop.check()
-            action = agent.act(torch.as_tensor(obs, device=device), greedy)
-            obs, reward, termination, truncation, infos = envs.step(action.cpu().numpy())
-            check_finite(f"at step {length.max() + 1:,} of an evaluation", reward=reward, observation=obs)
-            score[running] += reward[running]
-            length[running] += 1
-            for i in np.flatnonzero(running & (termination | truncation)):
-                measured[i] = episode_measures(infos, i)
-            running &= ~(termination | truncation)
-        capped = int((length[:counted] >= EVAL_MAX_STEPS).sum())
-        if capped:
-            print(f"evaluation: {capped} of {counted} episodes met the cap of {EVAL_MAX_STEPS:,} steps and were cut")
-        scores = np.append(scores, score[:counted])
-        lengths = np.append(lengths, length[:counted])
-        measures += measured
-    return Evaluation(scores.tolist(), lengths.tolist(), measures)
+    seeds, filmed = range(seed, seed + args.eval_episodes), 3 if film else 0
+    streams = random.getstate(), np.random.get_state()  # noqa: NPY002 (users' environments may draw from it)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        seed_everything(seed)
+        episodes = play(agent, args, seeds[:filmed], device, film) if film else []
+        for i in range(filmed, len(seeds), 32):
+            episodes += play(agent, args, seeds[i : i + 32], device, None)
+    random.setstate(streams[0])
+    np.random.set_state(streams[1])  # noqa: NPY002
+    return {name: np.array([episode.get(name, np.nan) for episode in episodes]) for name in episodes[0]}
 
 
-@torch.no_grad()
-def record_videos(
-    agent: nn.Module, args: Args, episodes: int, seed: int, folder: Path, device: torch.device, stop: "StopSignal"
-) -> None:
-    """Plays episodes in an environment of its own, which can draw, and writes one MP4 file each to the folder."""
-    import imageio.v2 as imageio
-
-    env = make_env(args, training=False, render_mode="rgb_array")()
-    torch.manual_seed(seed)
-    folder.mkdir(exist_ok=True)
-    try:
-        for i in range(episodes):
-            path = folder / f"seed-{seed + i}.mp4"
-            with imageio.get_writer(path, fps=env.metadata.get("render_fps", 30), macro_block_size=2) as video:
-                obs, _ = env.reset(seed=seed + i)
-                ended, length = False, 0
-                while not ended and length < EVAL_MAX_STEPS:
-                    stop.check()
-                    video.append_data(env.render())
-                    action = agent.act(torch.as_tensor(obs, device=device).unsqueeze(0), args.eval_greedy)
-                    obs, _, terminated, truncated, _ = env.step(action.cpu().numpy()[0])
-                    ended, length = terminated or truncated, length + 1
-                video.append_data(env.render())
-            print(f"video: {path}")
-    finally:
-        env.close()
-
-
-def evaluate_now(agent: nn.Module, args: Args, seed: int, device: torch.device, stop: "StopSignal") -> Evaluation:
-    """Evaluates in fresh environments; the training's random streams stay as they were."""
-    states = random_states()
-    num_envs = min(args.num_envs, args.eval_episodes)
-    try:
-        with closing_envs(make_envs(args, num_envs, training=False)) as envs:
-            return evaluate(agent, envs, args.eval_episodes, seed, args.eval_greedy, device, stop)
-    finally:
-        set_random_states(states)
-
-
-def final_evaluation(
-    agent: nn.Module, args: Args, folder: Path, device: torch.device, stop: "StopSignal"
-) -> Evaluation:
+def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.device) -> Evaluation:
     """Evaluates on episodes that had no part in choosing `best.pt`, and prints them; with videos where asked for."""
-    evaluation = evaluate_now(agent, args, args.seed + 20_000, device, stop)
-    if args.capture_video:
-        record_videos(agent, args, min(args.eval_episodes, 3), args.seed + 20_000, folder / "videos", device, stop)
-    report_evaluation(evaluation)
+    film = folder / "videos" if args.capture_video else None
+    if film:
+        film.mkdir(exist_ok=True)
+        print(f"videos: {film}, of the first episodes, on gymnasium's environments, which draw", flush=True)
+    evaluation = evaluate(agent, args, args.seed + 20_000, device, film)
+    scores, lengths = evaluation["return"], evaluation["length"]
+    for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
+        capped = f", cut at the cap of {EVAL_MAX_STEPS:,} steps" if length >= EVAL_MAX_STEPS else ""
+        print(f"episode {i}: return={score:g} length={length:g}{capped}")
+    numbers = {"mean": scores.mean(), "std": scores.std(), "min": scores.min(), "max": scores.max()}
+    numbers |= {"episodes": len(scores), "mean_length": lengths.mean()}
+    numbers |= {name: np.nanmean(x) for name, x in evaluation.items() if name not in ("return", "length")}
+    print("eval:", *(f"{name}={round(float(x), 4):g}" for name, x in numbers.items()), flush=True)
     return evaluation
 
 
-def begin(
-    args: Args, envs: VectorEnv, modules: dict[str, Any], device: torch.device, stop: "StopSignal", cleanup: ExitStack
-) -> tuple["Run | None", dict[str, Any], np.ndarray | None]:
-    """Opens a run's folder and resets the environments; with args.resume it first loads that run's checkpoint.
-
-    Returns:
-        The run, its counters and the first observations (N, O). Of a finished run only the counters.
-
-    Raises:
-        UsageError: the checkpoint does not fit, or the storage does not fit into the memory.
-    """
-    check_drawing(args)
-    if args.plot and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs a package that is missing: pip install matplotlib")
-    # float32, actions int64; a row is two observations, and 5 numbers of the transition.
-    storage_bytes = args.batch_size * (4 * (2 * envs.single_observation_space.shape[0] + 5) + 8)
-    check_memory(storage_bytes, device)
-    counters = {"iteration": 0, "global_step": 0, "updates": 0, "episodes": 0, "best_eval": None, "evaluated": 0}
-    if args.resume:
-        checkpoint = load_checkpoint(args.resume)
-        if checkpoint["args"]["num_envs"] * checkpoint["args"]["num_steps"] != args.batch_size:
-            raise UsageError("--num-envs times --num-steps, the batch size, must stay what it was in a resumed run")
-        restore(checkpoint, args.resume, counters, **modules)
-    trained = counters["iteration"] >= args.num_iterations
-    evaluated = not args.eval_every or counters["evaluated"] == counters["global_step"]
-    if trained and evaluated:
-        print(f"this run is finished, at step {counters['global_step']:,}; a larger --total-timesteps goes on")
-        return None, counters, None
-    run = cleanup.enter_context(Run(args, stop, counters, modules))
-    run.announce(device, describe_envs(args), storage_bytes, args.num_iterations * args.batch_size)
-    if trained or crossed(args.eval_every, counters["evaluated"], counters["global_step"]):
-        # The run was interrupted in this evaluation.
-        run.keep_best(evaluate_now(modules["agent"], args, args.seed + 10_000, device, stop))
-    env_seed = reset_seed(args.seed, counters["global_step"])
-    envs.action_space.seed(env_seed)
-    obs, _ = envs.reset(seed=env_seed)
-    check_finite("at a reset", observation=obs)
-    return run, counters, obs
+def evaluate_checkpoint(args: Args) -> None:
+    """Evaluates the checkpoint or agent file at args.evaluate, which is not changed, and prints the result."""
+    device = prepare(args)
+    with closing_envs(make_envs(args, 1)) as envs:
+        agent = Agent(args, envs).to(device)
+    load_checkpoint(args.evaluate, agent=agent)
+    final_evaluation(agent, args, checkpoint_path(args.evaluate).parent, device)
 
 
-def end_iteration(
-    run: "Run", scalars: dict[str, float], episodes: list[tuple[int, float, int]], start_step: int, device: torch.device
-) -> None:
-    """Logs an iteration that began at start_step; evaluates and writes checkpoints where it is time for them.
-
-    Raises:
-        FloatingPointError: a loss or a weight is not finite.
-    """
-    args, global_step = run.args, run.counters["global_step"]
-    losses = [value for name, value in scalars.items() if name in {f"losses/{loss}" for loss in LOSS_NAMES}]
-    if not all(map(math.isfinite, losses)):
-        raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
-    # The last step may have spoilt the weights, which no loss has seen yet.
-    check_weights(run.modules["agent"], global_step)
-    run.log(scalars, episodes)
-    last = run.counters["iteration"] == args.num_iterations
-    if args.eval_every and (last or crossed(args.eval_every, start_step, global_step)):
-        run.keep_best(evaluate_now(run.modules["agent"], args, args.seed + 10_000, device, run.stop))
-    if last or crossed(args.checkpoint_every, start_step, global_step):
-        run.save("latest.pt")
-
-
-def finish(
-    args: Args,
-    run: "Run | None",
-    counters: dict[str, Any],
-    modules: dict[str, Any],
-    device: torch.device,
-    stop: "StopSignal",
-) -> list[float]:
-    """Evaluates for the last time, draws the returns where asked for, and returns the scores."""
-    folder = run.folder if run else run_folder_of(args.resume)
-    evaluation = final_evaluation(modules["agent"], args, folder, device, stop)
-    if run and not args.eval_every:
-        run.keep_best(evaluation)
-    elif not (folder / "best.pt").exists():
-        # The run was interrupted in its only evaluation.
-        save_checkpoint(folder / "best.pt", args, counters, modules)
-    if args.plot:
-        plot_returns(folder)
-    return evaluation.scores
-
-
-def moving_average(x: np.ndarray, window: int) -> np.ndarray:
-    """Returns the mean of each number (n,) and the `window - 1` before it, or of as many as there are."""
-    ends = np.arange(1, len(x) + 1)
-    starts = np.maximum(ends - window, 0)
-    sums = np.cumsum([0.0, *x])
-    return (sums[ends] - sums[starts]) / (ends - starts)
+# ----- Training -----
+PACKAGES = (torch, gym, np)
+"""those whose versions args.json tells"""
 
 
 def plot_returns(folder: Path, window: int = 50) -> None:
-    """Draws the returns of a run's episodes, and the mean of the last `window` of them, to its `returns.png`."""
+    """Draws the returns of a run's episodes, and the mean of the last `window` at each, to its `returns.png`."""
     from matplotlib.figure import Figure
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     if "charts/episodic_return" not in events.Tags()["scalars"]:
         print("plot: no episode has ended, there is nothing to draw")
         return
-    steps, returns = zip(
-        *((event.step, event.value) for event in events.Scalars("charts/episodic_return")), strict=True
-    )
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
+    steps, returns = zip(*((x.step, x.value) for x in events.Scalars("charts/episodic_return")), strict=True)
+    averages = [np.mean(returns[max(0, end - window) : end]) for end in range(1, len(returns) + 1)]
+    axes = Figure(figsize=(7, 4), layout="constrained").subplots()
     axes.plot(steps, returns, ".", color="0.7", markersize=3, label="episode")
-    axes.plot(steps, moving_average(np.array(returns), window), color="black", label=f"mean of the last {window}")
+    axes.plot(steps, averages, color="black", label=f"mean of the last {window}")
     axes.set(title=folder.name, xlabel="environment steps", ylabel="return")
     axes.legend()
-    figure.savefig(folder / "returns.png", dpi=150)
+    axes.figure.savefig(folder / "returns.png", dpi=150)
     print(f"plot: {folder / 'returns.png'}")
+
+
+def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
+    """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run.
+
+    Raises:
+        UsageError: the arguments do not fit the environment or the checkpoint.
+        SystemExit: by Ctrl-C, SIGTERM or SIGHUP, after a checkpoint was written.
+        FloatingPointError: a loss is not finite; the last checkpoint stays as it was.
+    """
+    require(not args.plot or importlib.util.find_spec("matplotlib"), "--plot needs a package: pip install matplotlib")
+    device = prepare(args)
+    with ExitStack() as cleanup:
+        envs = cleanup.enter_context(closing_envs(make_envs(args, args.num_envs)))
+        agent = Agent(args, envs).to(device)
+        optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+        size, obs_dim = (args.num_steps, args.num_envs), envs.single_observation_space.shape[0]
+        # Of each sample two observations and ten numbers more, of 4 bytes.
+        check_memory(4 * args.batch_size * (2 * obs_dim + 10), device)
+        total = args.num_iterations * args.batch_size
+        run = cleanup.enter_context(Run(args, "global_step", total, agent=agent, optimizer=optimizer))
+        same_batch = run.counters.setdefault("batch_size", args.batch_size) == args.batch_size
+        require(same_batch, "--num-envs times --num-steps, the batch, must stay what it was in a resumed run")
+
+        # Storage of one rollout: what the networks need is on their device, the rest on the CPU, since it is small.
+        obs, final_obs = torch.zeros((2, *size, obs_dim), device=device)
+        actions, logprobs = torch.zeros(size, dtype=torch.int64, device=device), torch.zeros(size, device=device)
+        rewards, dones, cut_off = torch.zeros((3, *size))
+
+        next_obs, _ = envs.reset(seed=run.env_seed)
+        for iteration in range(run.counters["global_step"] // args.batch_size + 1, args.num_iterations + 1):
+            start_time, start_step = time.perf_counter(), (iteration - 1) * args.batch_size
+            remaining = 1 - (iteration - 1) / args.num_iterations
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (remaining if args.anneal_lr else 1)
+
+            # Collect T steps from each of the N environments.
+            for t in range(args.num_steps):
+                stop_if_asked()
+                obs[t] = torch.from_numpy(next_obs)
+                with torch.no_grad():
+                    policy = agent.policy(obs[t])
+                    actions[t] = policy.sample()
+                    logprobs[t] = policy.log_prob(actions[t])
+                next_obs, reward, termination, truncation, infos = envs.step(actions[t].cpu().numpy())
+                rewards[t], dones[t] = torch.from_numpy(reward), torch.from_numpy(termination | truncation)
+                cut_off[t] = torch.from_numpy(truncation & ~termination)
+                final_obs[t] = torch.from_numpy(next_obs)
+                for i in np.flatnonzero(truncation):
+                    # Where an episode ended, next_obs is the start of the next one already.
+                    final_obs[t, i] = torch.from_numpy(infos["final_obs"][i])
+                for _, episode in finished_episodes(infos):
+                    run.log_episode(start_step + (t + 1) * args.num_envs, episode)
+
+            # A time limit is not the end of the task: bootstrap from the observation that it cut off.
+            with torch.no_grad():
+                values, final_values = agent.value(obs).cpu(), agent.value(final_obs).cpu()
+            rewards += args.gamma * final_values * cut_off
+            advantages = compute_gae(rewards, values, final_values[-1], dones, args.gamma, args.gae_lambda)
+            returns = advantages + values
+
+            # (T, N, ...) -> (B, ...), then several passes in random minibatches.
+            batch = [x.flatten(0, 1).to(device) for x in (obs, actions, logprobs, values, advantages, returns)]
+            passes = (torch.randperm(args.batch_size, device=device) for _ in range(args.update_epochs))
+            losses = []
+            for mb_inds in (x for order in passes for x in order.chunk(args.num_minibatches)):
+                mb_obs, mb_actions, mb_logprobs, mb_values, mb_advantages, mb_returns = (x[mb_inds] for x in batch)
+                policy, new_values = agent.policy(mb_obs), agent.value(mb_obs)
+                logratio = policy.log_prob(mb_actions) - mb_logprobs
+                ratio = logratio.exp()
+                mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
+                pg_loss = policy_loss(ratio, mb_advantages, args.clip_coef)
+                v_loss = value_loss(new_values, mb_values, mb_returns, clip_coef=None)  # clip_coef here clips it too
+                entropy = policy.entropy().mean()
+                loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+
+                optimizer.zero_grad()
+                loss.backward()
+                grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                optimizer.step()
+                # Two estimates of KL(old || new), the second of lower variance: http://joschu.net/blog/kl-approx.html
+                old_approx_kl, approx_kl = (-logratio).mean(), (ratio - 1 - logratio).mean()
+                clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
+                terms = [v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac, grad_norm]
+                losses.append(torch.stack(terms).detach())
+
+            means = torch.stack(losses).mean(0).tolist()
+            run.counters["global_step"] = global_step = iteration * args.batch_size
+            # The last step may have spoilt the weights, which no loss has seen yet.
+            if not (np.isfinite(means).all() and all(x.isfinite().all() for x in agent.parameters())):
+                raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
+            names = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
+            scalars = {f"losses/{name}": mean for name, mean in zip(names, means, strict=True)}
+            scalars["losses/explained_variance"] = (1 - (returns - values).var() / returns.var()).item()
+            scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+            scalars["charts/SPS"] = args.batch_size / (time.perf_counter() - start_time)
+            run.log(scalars)
+
+            last = iteration == args.num_iterations
+            if args.eval_every and (last or crossed(args.eval_every, start_step, global_step)):
+                run.keep_best(evaluate(agent, args, args.seed + 10_000, device))
+            if last or crossed(args.checkpoint_every, start_step, global_step):
+                run.save("latest.pt")
+
+        evaluation = final_evaluation(agent, args, run.folder, device)
+        if run.counters["evaluated"] < run.counters["global_step"]:
+            run.keep_best(evaluation)
+        if args.plot:
+            plot_returns(run.folder)
+        return agent, evaluation["return"]
+
+
+# ----- Bookkeeping -----
+FORMAT_VERSION = 2
+NOT_STORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
+
+signals: list[int] = []
+"""Ctrl-C, SIGTERM and SIGHUP that came: the first ends the run at the next `stop_if_asked`, a second one at once."""
 
 
 class UsageError(Exception):
     """What the user asked for cannot be done: one line on standard error, exit status 2."""
 
 
-class Interrupted(SystemExit):
-    """Ctrl-C or SIGTERM; the exit status is 128 + the signal's number."""
+def require(condition: bool, message: str) -> None:
+    """Raises a UsageError with the message unless the condition holds."""
+    if not condition:
+        raise UsageError(message)
 
 
-class StopSignal:
-    """Turns the first Ctrl-C or SIGTERM into an `Interrupted` at the next `check`; a second one ends at once."""
-
-    def __enter__(self) -> "StopSignal":
-        self.signum: int | None = None
-        self.previous = {}
-        if threading.current_thread() is threading.main_thread():
-            self.previous = {signum: signal.signal(signum, self.handle) for signum in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for signum, handler in self.previous.items():
-            signal.signal(signum, handler)
-
-    def handle(self, signum: int, frame: FrameType | None) -> None:
-        """Notes the first signal; a handler may interrupt anything, so the work is done at the next `check`."""
-        if self.signum is not None:
-            os._exit(128 + self.signum)
-        self.signum = signum
+def note_signal(signum: int, frame: object) -> None:
+    """Handles a signal, at any moment, so it does no more than this."""
+    if signals:
+        os._exit(128 + signals[0])
+    signals.append(signum)
+    with suppress(OSError):  # the terminal may be gone
         os.write(2, b"\nstopping; a second signal ends at once\n")
 
-    def check(self) -> None:
-        """Raises Interrupted if a signal came."""
-        if self.signum is not None:
-            raise Interrupted(128 + self.signum)
+
+def stop_if_asked() -> None:
+    """Ends the program with status 128 + its number if a signal came."""
+    if signals:
+        raise SystemExit(128 + signals[0])
 
 
 class Run:
-    """A run's folder, its log and its checkpoints; leaving it by an interruption writes `latest.pt`.
+    """A run's folder with its log and checkpoints of the modules; the bar shows the counter `unit` up to `total`."""
 
-    Args:
-        args: of the script; `args.resume` goes on in that run's folder.
-        stop: of this process.
-        counters: with at least global_step and best_eval; the training loop updates them.
-        modules: what has a state_dict and goes into a checkpoint, by name.
-
-    Raises:
-        UsageError: the folder cannot be made, or a package that the arguments ask for is missing.
-    """
-
-    def __init__(self, args: Args, stop: StopSignal, counters: dict[str, Any], modules: dict[str, Any]) -> None:
-        self.args, self.stop, self.counters, self.modules = args, stop, counters, modules
-        self.folder = run_folder_of(args.resume) if args.resume else make_run_folder(args)
-        for stray in self.folder.glob("*.tmp*"):
+    def __init__(self, args: Args, unit: str, total: int, **modules: Any) -> None:  # noqa: ANN401
+        self.args, self.unit, self.modules = args, unit, modules
+        self.counters: dict[str, Any] = {"global_step": 0, "episodes": 0, "evaluated": 0, "best_eval": []}
+        if args.resume is not None:
+            self.counters |= load_checkpoint(args.resume, **modules)["counters"]
+        step = self.counters["global_step"]
+        # Emulators and random streams are not stored: a resumed run starts new episodes, seeded from seed and step.
+        # Were the environments' seed the run's own, runs of neighbouring seeds would share most starts.
+        self.env_seed = int(np.random.SeedSequence([args.seed, step]).generate_state(1)[0] % 2**30)
+        if args.resume is not None:
+            seed_everything(self.env_seed)
+        self.folder = make_run_folder(args) if args.resume is None else checkpoint_path(args.resume).parent
+        for stray in self.folder.glob("*.tmp"):
             stray.unlink()
-        write_args_json(self.folder, args, counters["global_step"])
+        about = {"args": dataclasses.asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
+        about["versions"] = {x.__name__: x.__version__ for x in PACKAGES} | {"python": platform.python_version()}
+        commit = subprocess.getoutput(f"git -C {shlex.quote(str(Path(__file__).resolve().parent))} rev-parse HEAD")
+        cuda = args.cuda and torch.cuda.is_available()
+        about["device"] = torch.cuda.get_device_name() if cuda else f"cpu {platform.machine()}"
+        about |= {"git_commit": commit, "threads": torch.get_num_threads(), "global_step": step}
+        about["wandb_id"] = re.sub(r"\W", "-", self.folder.name)
+        (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
         if args.track:
             import wandb
 
-            wandb.init(
-                project=args.wandb_project_name,
-                entity=args.wandb_entity,
-                name=self.folder.name,
-                config=dataclasses.asdict(args),
-                sync_tensorboard=True,
-            )
-        # Purging removes the named step itself, which the resumed run does not draw again.
-        purge_step = counters["global_step"] + 1 if args.resume else None
-        self.writer = SummaryWriter(str(self.folder), purge_step=purge_step)
-        rows = "\n".join(f"|{name}|{value}|" for name, value in dataclasses.asdict(args).items())
-        self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", counters["global_step"])
+            names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": self.folder.name}
+            wandb.init(**names, id=about["wandb_id"], resume="allow", config=about["args"], sync_tensorboard=True)
+        # Purging drops what an earlier start logged beyond the checkpoint.
+        purge_step = None if args.resume is None else step + 1
+        self.writer = SummaryWriter(str(self.folder), purge_step=purge_step, flush_secs=5)
+        rows = "\n".join(f"|{name}|{value}|" for name, value in about["args"].items())
+        self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", step)
+        state = "this run is finished, a larger total goes on" if self.counters[unit] >= total else "going on"
+        print(f"run folder: {self.folder}", *[f"{state}, at step {step:,}"] * (args.resume is not None), sep="\n")
         self.recent_scores: deque[float] = deque(maxlen=100)
-        self.bar: tqdm | None = None
-        self.start = self.last_line = time.perf_counter()
+        style = {"dynamic_ncols": True}
+        if not (sys.stderr.isatty() and os.get_terminal_size(2).columns):
+            line = "{n:,} of {total:,}{unit}s, {rate_fmt}{postfix}, {remaining} left\n"
+            style = {"mininterval": 30, "maxinterval": 60, "delay": 1, "bar_format": line}
+        bar = {"total": total, "initial": self.counters[unit], "disable": not args.progress}
+        self.bar = tqdm(unit=" episode" if unit == "episodes" else " step", **bar, **style)
 
     def __enter__(self) -> "Run":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self.bar:
-            self.bar.close()
         # A signal to all processes of the run ends environment processes too, which reads as a broken pipe.
-        ends_by_signal = (Interrupted, EOFError, BrokenPipeError, ConnectionResetError)
-        interrupted = self.stop.signum is not None and kind in ends_by_signal
+        interrupted = signals and kind and issubclass(kind, SystemExit | EOFError | ConnectionError)
         if interrupted:
             self.save("latest.pt")
-            print(f"interrupted at step {self.counters['global_step']:,}; go on with: {self.command('--resume')}")
-        with nullcontext() if kind is None else suppress(Exception):
+        with suppress(OSError):  # the terminal may be gone, the disk full
+            self.bar.close()
             self.writer.close()
-        if self.args.track:
-            import wandb
-
-            wandb.finish(exit_code=0 if kind is None else 1)
-        if kind is None:
-            print(f"run folder: {self.folder}\nlook at it: tensorboard --logdir {self.folder.parent}")
+            folder, parent = (shlex.quote(str(path)) for path in (self.folder, self.folder.parent))
+            if interrupted:
+                command = f"python {shlex.quote(sys.argv[0])} --resume {folder}"
+                print(f"interrupted at step {self.counters['global_step']:,}; go on with: {command}", flush=True)
+            elif not kind:
+                print(f"run folder: {folder}\nlook at it: tensorboard --logdir {parent}", flush=True)
         if interrupted:
-            raise Interrupted(128 + self.stop.signum) from None
+            raise SystemExit(128 + signals[0]) from None
 
-    def command(self, flag: str) -> str:
-        """Returns the command that resumes or evaluates this run."""
-        return f"python {Path(__file__).name} {flag} {shlex.quote(str(self.folder))}"
-
-    def announce(
-        self, device: torch.device, environment: str, storage_bytes: int, total: int, unit: str = "steps"
-    ) -> None:
-        """Says what runs where, and starts the progress bar, which counts steps or the counter of the unit's name."""
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-        print(f"run folder: {self.folder}\ndevice: {device} ({name})\nenvironment: {environment}")
-        print(f"storage: {storage_bytes / 2**20:,.1f} MiB", flush=True)
-        self.total, self.unit, self.counter = total, unit, "global_step" if unit == "steps" else unit
-        self.start_count = self.counters[self.counter]
-        if self.args.progress and sys.stderr.isatty():
-            self.bar = tqdm(total=total, initial=self.start_count, unit=f" {unit}", dynamic_ncols=True)
-
-    def log(self, scalars: dict[str, float], episodes: list[tuple[int, float, int]]) -> None:
-        """Writes scalars at the global step, and finished episodes (step, score, length) each at its own."""
-        for step, score, length in episodes:
-            self.writer.add_scalar("charts/episodic_return", score, step)
-            self.writer.add_scalar("charts/episodic_length", length, step)
-            self.recent_scores.append(score)
-        global_step = self.counters["global_step"]
+    def log(self, scalars: dict[str, float]) -> None:
+        """Writes scalars at the global step, and moves the progress bar on."""
         for name, value in scalars.items():
-            self.writer.add_scalar(name, value, global_step)
+            self.writer.add_scalar(name, value, self.counters["global_step"])
         self.writer.flush()
-        score_text = f"{np.mean(self.recent_scores):.1f}" if self.recent_scores else "none yet"
-        now, done = time.perf_counter(), self.counters[self.counter]
-        if self.bar:
-            self.bar.set_postfix_str(f"return {score_text}", refresh=False)
-            self.bar.update(done - self.bar.n)
-        elif now - self.last_line > 10 and done > self.start_count:
-            self.last_line = now
-            rate = (done - self.start_count) / (now - self.start)
-            left = timedelta(seconds=int((self.total - done) / rate))
-            progress = f"{self.unit[:-1]} {done:,} of {self.total:,}, {rate:,.0f} {self.unit}/s"
-            print(f"{progress}, return {score_text}, {left} left", flush=True)
+        self.bar.update(self.counters[self.unit] - self.bar.n)
+
+    def log_episode(self, step: int, episode: dict[str, float]) -> None:
+        """Writes score, length and measures of an episode that ended in training, at its own step."""
+        for name, value in episode.items():
+            self.writer.add_scalar(f"charts/{'episodic_' * (name in ('return', 'length'))}{name}", value, step)
+        self.recent_scores.append(episode["return"])
+        self.bar.set_postfix_str(f"return {np.mean(self.recent_scores):.1f}", refresh=False)
 
     def keep_best(self, evaluation: Evaluation) -> None:
         """Logs an evaluation, and writes `best.pt` if none was better; a tie keeps the newer."""
-        means = {"return_mean": np.mean(evaluation.scores), "return_std": np.std(evaluation.scores)}
-        means |= {"length_mean": np.mean(evaluation.lengths)}
-        means |= {f"{name}_mean": mean for name, mean in evaluation.mean_measures().items()}
-        for name, value in means.items():
-            self.writer.add_scalar(f"eval/{name}", value, self.counters["global_step"])
+        means = {f"eval/{name}_mean": np.nanmean(values) for name, values in evaluation.items()}
+        self.log(means | {"eval/return_std": evaluation["return"].std()})
         self.counters["evaluated"] = self.counters["global_step"]
-        if self.counters["best_eval"] is None or quality(evaluation) >= self.counters["best_eval"]:
+        if quality(evaluation) >= self.counters["best_eval"]:
             self.counters["best_eval"] = quality(evaluation)
             self.save("best.pt")
         self.save("latest.pt")
 
     def save(self, name: str) -> None:
-        """Writes a checkpoint; one that is cut off at any moment leaves the old file whole."""
+        """Writes a checkpoint; at any moment the file is whole, the old or the new one."""
+        if not all(x.isfinite().all() for x in self.modules["agent"].state_dict().values()):
+            raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}")
         self.writer.flush()
-        save_checkpoint(self.folder / name, self.args, self.counters, self.modules)
+        content = {"script": Path(__file__).stem, "format_version": FORMAT_VERSION}
+        content |= {"args": dataclasses.asdict(self.args), "counters": self.counters}
+        kept = [key for key in self.modules if key != "replay" or name == "latest.pt"]
+        temporary = self.folder / f"{name}.tmp"
+        try:
+            with open(temporary, "wb") as file:
+                torch.save(content | {key: self.modules[key].state_dict() for key in kept}, file)
+                os.fsync(file.fileno())
+        except RuntimeError as error:  # so torch tells a full disk
+            raise OSError(f"{temporary} cannot be written: {error}") from error
+        os.replace(temporary, self.folder / name)
 
 
-def save_checkpoint(path: Path, args: Args, counters: dict[str, Any], modules: dict[str, Any]) -> None:
-    """Writes all that training needs to go on; at any moment the file at `path` is whole, the old or the new one."""
-    content = {
-        "script": Path(__file__).stem,
-        "format_version": FORMAT_VERSION,
-        "args": dataclasses.asdict(args),
-        "counters": dict(counters),
-        "random_states": random_states(),
-        **{name: module.state_dict() for name, module in modules.items()},
-    }
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(buffer.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def find_checkpoint(path: str) -> Path:
+def checkpoint_path(path: str) -> Path:
     """Returns the checkpoint file that a path names: itself, or `latest.pt` of a run folder."""
-    found = Path(path) / "latest.pt" if Path(path).is_dir() else Path(path)
-    if not found.is_file():
-        raise UsageError(f"{path}: there is no checkpoint file here, {found.name!r} is missing")
-    return found
+    return Path(path) / "latest.pt" if Path(path).is_dir() else Path(path)
 
 
-def run_folder_of(path: str) -> Path:
-    """Returns the folder of the run that a path to it, or to one of its checkpoints, names."""
-    return find_checkpoint(path).parent
-
-
-def load_checkpoint(path: str) -> dict[str, Any]:
-    """Returns a checkpoint's content, tensors on the CPU; code in the file is refused, never run.
-
-    Raises:
-        UsageError: the file is missing, unreadable, of another script or of another format version.
-    """
-    found = find_checkpoint(path)
+def load_checkpoint(path: str, **modules: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Returns a checkpoint's content, loaded into the modules; a file that does not fit or holds code is refused."""
     try:
-        with warnings.catch_warnings():
-            # What torch would warn of in a foreign file ends in an error here.
-            warnings.simplefilter("ignore")
-            content = torch.load(found, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UsageError(
-            f"{found}: not a checkpoint, or it holds more than tensors and plain values: refused"
-        ) from error
-    except Exception as error:  # a damaged file may raise anything
-        raise UsageError(f"{found}: no checkpoint, or a damaged one ({type(error).__name__})") from error
-    if not isinstance(content, dict) or "script" not in content or "format_version" not in content:
-        raise UsageError(f"{found}: this is no checkpoint of these scripts")
-    if content["script"] != Path(__file__).stem:
-        raise UsageError(f"{found}: this checkpoint is of {content['script']}.py, not of {Path(__file__).name}")
-    if content["format_version"] != FORMAT_VERSION:
-        raise UsageError(f"{found}: format version {content['format_version']}, this script reads {FORMAT_VERSION}")
-    for part in ("args", "counters", "agent"):
-        if part not in content:
-            raise UsageError(f"{found}: this checkpoint is damaged, it has no {part}")
+        require(zipfile.ZipFile(checkpoint_path(path)).testzip() is None, "a checksum is wrong")  # torch checks none
+        content = torch.load(checkpoint_path(path), map_location="cpu", weights_only=True)
+        script, version = content["script"], content["format_version"]
+        require((script, version) == (Path(__file__).stem, FORMAT_VERSION), f"it is of {script}.py, format {version}")
+        dropped = {name: content["args"].pop(name) for name in content["args"].keys() - vars(Args()).keys()}
+        Args(**content["args"]).check()
+        require(content["counters"]["global_step"] >= 0, "its counters are damaged")
+        for name in [x for x in modules if x != "replay" or x in content]:
+            require(name in content, f"it has no {name}: an agent file can be evaluated, not resumed")
+            modules[name].load_state_dict(content[name])
+            for parameter, state in getattr(modules[name], "state", {}).items():
+                require(all(x.shape in ((), parameter.shape) for x in state.values()), f"{name} has other shapes")
+        require(all(x.isfinite().all() for x in content["agent"].values()), "its weights are not finite")
+    except Exception as error:  # a damaged or foreign file may raise anything, one that holds code an UnpicklingError
+        reason = f"{type(error).__name__}: {error}".removeprefix("UsageError: ").split(". ")[0]
+        raise UsageError(f"{path}: no checkpoint that fits: {reason}") from error
+    if dropped:
+        print(f"{path}: left out arguments that this script does not have: {dropped}", file=sys.stderr)
     return content
-
-
-def load_weights(module: nn.Module, weights: dict[str, Tensor], path: str) -> None:
-    """Copies a checkpoint's weights into the module.
-
-    Raises:
-        UsageError: names or shapes differ; the message names the first tensor that does.
-    """
-    own = module.state_dict()
-    for name in [*own, *weights]:
-        want, got = (tuple(x[name].shape) if name in x else None for x in (own, weights))
-        if want != got:
-            raise UsageError(f"{path}: the tensor {name} has the shape {got}, these arguments want {want}")
-    module.load_state_dict(weights)
-
-
-def restore(checkpoint: dict[str, Any], path: str, counters: dict[str, Any], **modules: Any) -> None:  # noqa: ANN401
-    """Loads a checkpoint into networks and optimizers, counters and random states.
-
-    Raises:
-        UsageError: it does not fit, or is an agent file, which has no optimizer.
-    """
-    for name, module in modules.items():
-        if name not in checkpoint:
-            raise UsageError(f"{path}: an agent file has no {name}: it can be evaluated, not resumed")
-        if isinstance(module, nn.Module):
-            load_weights(module, checkpoint[name], path)
-        else:
-            module.load_state_dict(checkpoint[name])
-    counters.update(checkpoint["counters"])
-    set_random_states(checkpoint["random_states"])
-
-
-def random_states() -> dict[str, Any]:
-    """Returns the states of python's, numpy's and torch's global generators as plain values and tensors."""
-    numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002 (users' environments may draw from it)
-    numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
-    return {
-        "python": random.getstate(),
-        "numpy": numpy_state,
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def set_random_states(states: dict[str, Any]) -> None:
-    """Sets the generators to what `random_states` returned."""
-    version, internal, gauss_next = states["python"]
-    random.setstate((version, tuple(internal), gauss_next))
-    numpy_state = {**states["numpy"], "state": dict(states["numpy"]["state"])}
-    numpy_state["state"]["key"] = np.array(numpy_state["state"]["key"], dtype=np.uint32)
-    np.random.set_state(numpy_state)  # noqa: NPY002
-    torch.set_rng_state(states["torch"])
-    if torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(states["cuda"])
-
-
-def reset_seed(seed: int, global_step: int) -> int:
-    """Returns the seed of the environments, drawn from the run's and the step at which it starts or goes on.
-
-    Environment i gets this seed + i. Were it the run's own, runs of neighbouring seeds would share most starts.
-    """
-    return int(np.random.SeedSequence([seed, global_step]).generate_state(1)[0] % 2**30)
 
 
 def crossed(every: int, before: int, after: int) -> bool:
@@ -994,189 +676,115 @@ def crossed(every: int, before: int, after: int) -> bool:
     return every > 0 and after // every > before // every
 
 
-def check_range(
-    args: "Args", names: str, least: float = -math.inf, most: float = math.inf, above: float = -math.inf
-) -> None:
-    """Raises a ValueError unless each named argument is finite and within its range; None passes."""
-    for name in names.split():
-        value = getattr(args, name)
-        if value is None or (least <= value <= most and above < value < math.inf):
-            continue
-        limits = {"at least": least, "above": above, "at most": most}
-        rule = " and ".join(f"{words} {limit:,}" for words, limit in limits.items() if math.isfinite(limit))
-        raise ValueError(f"--{name.replace('_', '-')} {value} must be a finite number {rule}")
+def check_limits(args: Args, limits: dict[tuple[float, float], str]) -> None:
+    """Raises a UsageError unless each named argument lies between the two numbers; None passes."""
+    for (least, most), names in limits.items():
+        for name in names.split():
+            values = getattr(args, name)
+            for value in values if isinstance(values, tuple) else (values,):
+                message = f"--{name.replace('_', '-')} {value} must be between {least:,} and {most:,}"
+                require(value is None or (least <= value <= most and value < math.inf), message)
+
+
+def check_memory(num_bytes: int, device: torch.device) -> None:
+    """Says what the storage takes, and raises a UsageError if the device has less free memory."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    print(f"storage: {num_bytes / 2**20:,.1f} MiB", flush=True)
+    need = f"the storage takes {num_bytes / 2**30:,.2f} GiB, more than the {free / 2**30:,.2f} free on {device}"
+    require(num_bytes <= free, need)
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds the global generators of python, numpy and torch."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+def prepare(args: Args) -> torch.device:
+    """Checks arguments and environment, seeds all generators, sets threads and determinism, and returns the device."""
+    args.check()
+    require(not args.track or importlib.util.find_spec("wandb"), "--track: a package is missing: pip install wandb")
+    torch.set_num_threads(args.threads or min(torch.get_num_threads(), 8))
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    mode, doing = "rgb_array" if args.capture_video else None, f"--env-id {args.env_id}: cannot be made or drawn:"
+    try:  # better known before hours of training
+        with warnings.catch_warnings(action="ignore"), closing_envs(make_envs(args, 1, mode)) as envs:
+            envs.reset(seed=args.seed)
+            require(not mode or np.ndim(envs.render()[0]) == 3, f"--capture-video: {args.env_id} draws no pictures")
+        if getattr(args, "compile", False):
+            doing = "--compile: torch cannot compile, is there a C++ compiler?"
+            torch.compile(torch.neg)(torch.zeros(2, device=device))
+    except UsageError:
+        raise
+    except Exception as error:  # environments and compilers may raise anything
+        raise UsageError(f"{doing} {type(error).__name__}: {(str(error).splitlines() or [''])[-1]}") from error
+    seed_everything(args.seed)
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        # Each minibatch frees and asks again for the same large tensors. Kept by the process, they cost no page faults,
+        # which took a fifth of the speed (M_MMAP_THRESHOLD is -3, M_TRIM_THRESHOLD -1).
+        libc.mallopt(-3, 2**30)
+        libc.mallopt(-1, 2**31 - 1)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads unset memory
+    torch.backends.cudnn.benchmark = not args.torch_deterministic
+    bfloat16 = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    hint = "; --amp would pay here" if bfloat16 and not getattr(args, "amp", True) else ""
+    print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}{hint}")
+    print(f"environment: {args.num_envs} x {args.env_id} {find_spec(args.env_id).kwargs}", flush=True)
+    return device
+
+
+def make_run_folder(args: Args) -> Path:
+    """Makes a folder for a new run; the time in its name is in milliseconds, so that no two runs share one."""
+    name = re.sub(r"[/:\\]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time_ns() // 1_000_000}")
+    try:
+        str(Path(args.run_dir) / name).encode()  # TensorBoard takes no other names
+        (Path(args.run_dir) / name).mkdir(parents=True)
+    except (OSError, UnicodeEncodeError) as error:
+        raise UsageError(f"--run-dir {args.run_dir}: cannot make {name} there: {error}") from error
+    return Path(args.run_dir) / name
 
 
 @contextmanager
 def closing_envs(envs: VectorEnv) -> Iterator[VectorEnv]:
-    """Closes the environments at the end, whatever state an error left them in."""
+    """Closes the environments at the end; gymnasium would wait for ever where one of their processes died."""
     try:
         yield envs
     finally:
-        try:
-            with warnings.catch_warnings():
-                # gymnasium warns where a step is under way, as it is when a process died or a signal came.
-                warnings.simplefilter("ignore")
-                envs.close(**({"terminate": True} if isinstance(envs, AsyncVectorEnv) else {}))
-        except (EOFError, OSError):
-            # Closing first waits for a step under way, in vain where an environment process died.
-            for process in envs.processes:
-                process.terminate()
+        for process in getattr(envs, "processes", []):
+            process.terminate()
             envs.closed = True
-
-
-def check_memory(storage_bytes: int, device: torch.device) -> None:
-    """Raises a UsageError if the storage does not fit into the free memory of the device."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    if storage_bytes > free:
-        need, have = f"{storage_bytes / 2**30:,.2f} GiB", f"{free / 2**30:,.2f} GiB"
-        raise UsageError(f"the storage takes {need}, more than the {have} that are free on {device}")
-
-
-def prepare(args: Args) -> torch.device:
-    """Seeds all generators, sets threads and determinism, checks paths and packages, and returns the device."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(args.threads or min(cores, 8))
-    random.seed(args.seed)
-    np.random.seed(args.seed)  # noqa: NPY002
-    torch.manual_seed(args.seed)
-    if sys.platform == "linux":
-        # Each minibatch frees and asks again for the same large tensors. Kept by the process, they cost no page faults,
-        # which took a tenth of an update. (M_MMAP_THRESHOLD is -3, M_TRIM_THRESHOLD -1; other libcs ignore this.)
-        with suppress(AttributeError):
-            libc = ctypes.CDLL(None)
-            libc.mallopt(-3, 2**30)
-            libc.mallopt(-1, 2**31 - 1)
-    if args.torch_deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # Zeroing each new tensor as well would cost time and hide nothing: no script reads unset memory.
-        torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.use_deterministic_algorithms(args.torch_deterministic)
-    torch.backends.cudnn.benchmark = not args.torch_deterministic
-    folder = Path(args.run_dir).absolute()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise UsageError(f"--run-dir {args.run_dir}: {existing} is no folder that can be written to")
-    for flag, module, package in (("track", "wandb", "wandb"), ("capture_video", "imageio_ffmpeg", "imageio[ffmpeg]")):
-        if getattr(args, flag) and importlib.util.find_spec(module) is None:
-            raise UsageError(f"--{flag.replace('_', '-')} needs a package that is missing: pip install {package}")
-    return torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-
-
-def make_run_folder(args: Args) -> Path:
-    """Makes a folder that no other run has, for two that start in the same second too."""
-    env_id = args.env_id.replace("/", "-").replace(":", "-")
-    name = f"{env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-    for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
-        folder = Path(args.run_dir) / (name + suffix)
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            if not folder.is_dir():
-                raise UsageError(f"--run-dir {args.run_dir}: a file is in the way") from None
-        except OSError as error:
-            raise UsageError(f"--run-dir {args.run_dir}: cannot make a folder there ({error.strerror})") from error
-        else:
-            return folder
-    raise UsageError(f"--run-dir {args.run_dir}: 1000 runs called {name}")
-
-
-def write_args_json(folder: Path, args: Args, global_step: int) -> None:
-    """Writes arguments, versions, device and command line; `starts` keeps those of a resumed run's earlier starts."""
-    path = folder / "args.json"
-    earlier = []
-    # A full disk or a kill may have left half a file.
-    with suppress(OSError, ValueError, KeyError):
-        earlier = json.loads(path.read_text())["starts"]
-    commit = None
-    with suppress(OSError, subprocess.SubprocessError):
-        git = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "HEAD"]
-        commit = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    env_package = str(find_spec(args.env_id).entry_point).replace(":", ".").split(".")[0].replace("_", "-")
-    versions = {"python": platform.python_version()}
-    for package in ("torch", "gymnasium", "numpy", env_package):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    use_cuda = args.cuda and torch.cuda.is_available()
-    start = {
-        "global_step": global_step,
-        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
-        "versions": versions,
-        "git_commit": commit,
-        "device": torch.cuda.get_device_name() if use_cuda else f"cpu {platform.machine()}",
-        "threads": torch.get_num_threads(),
-        "system": platform.system(),
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    content = {"args": dataclasses.asdict(args), **start, "starts": [*earlier, start]}
-    path.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def report_evaluation(evaluation: Evaluation) -> None:
-    """Prints each episode and, last, the line that sums them up."""
-    scores, lengths = evaluation.scores, evaluation.lengths
-    for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
-        print(f"episode {i}: return={score:g} length={length}")
-    pairs = {"mean": np.mean(scores), "std": np.std(scores), "min": min(scores), "max": max(scores)}
-    pairs |= {"episodes": len(scores), "mean_length": np.mean(lengths), **evaluation.mean_measures()}
-    print("eval:", *(f"{name}={round(float(value), 4):g}" for name, value in pairs.items()), flush=True)
-
-
-def evaluate_checkpoint(args: Args) -> None:
-    """Evaluates the checkpoint or agent file at args.evaluate, which is not changed, and prints the result."""
-    checkpoint = load_checkpoint(args.evaluate)
-    device = prepare(args)
-    check_drawing(args)
-    with StopSignal() as stop, closing_envs(make_envs(args, 1, training=False)) as envs:
-        agent = make_agent(args, envs, device)
-        load_weights(agent, checkpoint["agent"], args.evaluate)
-        print(f"device: {device}\nenvironment: {describe_envs(args)}", flush=True)
-        final_evaluation(agent, args, run_folder_of(args.evaluate), device, stop)
-
-
-def parse_args(argv: list[str]) -> Args:
-    """Returns the arguments; with --resume or --evaluate those of that run, except what the command line overrides.
-
-    Raises:
-        UsageError: the checkpoint cannot be read. Wrong flags and values end the process in tyro, with status 2.
-    """
-    paths = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    paths.add_argument("--resume")
-    paths.add_argument("--evaluate")
-    found, _ = paths.parse_known_args(argv)
-    if found.resume and found.evaluate:
-        raise UsageError("--resume and --evaluate exclude each other")
-    default = Args()
-    if found.resume or found.evaluate:
-        stored = load_checkpoint(found.resume or found.evaluate)["args"]
-        default = Args(**{name: value for name, value in stored.items() if name not in NOT_STORED})
-    return tyro.cli(Args, default=default, args=argv)
-
-
-def report_thread_error(error: threading.ExceptHookArgs) -> None:
-    """Leaves a full disk to the main thread, where TensorBoard raises again what its writing thread met."""
-    if not issubclass(error.exc_type, OSError):
-        threading.__excepthook__(error)
+        envs.close()
 
 
 def main() -> None:
     """Runs the command line: status 0 when done, 1 when the run failed, 2 when the arguments are wrong."""
     sys.path.append(os.getcwd())
-    threading.excepthook = report_thread_error
+    sys.stdout.reconfigure(errors="replace")
+    # TensorBoard raises again, in this thread, what its writing thread met on a full disk.
+    threading.excepthook = lambda hook: None if issubclass(hook.exc_type, OSError) else threading.__excepthook__(hook)
+    signals.clear()
+    handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)) if x}
+    usage = (UsageError, gym.error.Error, ImportError)
     try:
-        args = parse_args(sys.argv[1:])
-        if args.evaluate:
-            evaluate_checkpoint(args)
-        else:
-            train(args)
-    except (UsageError, gym.error.Error, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except (FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:
-        broken_pipe = isinstance(error, EOFError | ConnectionError)
-        reason = "an environment process died, or what reads this output did" if broken_pipe else error
-        print(f"error: {reason}", file=sys.stderr)
-        sys.exit(1)
+        for signum in [x for x, handler in handlers.items() if handler != signal.SIG_IGN]:  # as nohup has it
+            signal.signal(signum, note_signal)
+        args = tyro.cli(Args)
+        paths = [path for path in (args.resume, args.evaluate) if path is not None]
+        require(len(paths) < 2, "--resume and --evaluate exclude each other")
+        for path in paths:  # the arguments of that run, except what the command line overrides
+            stored = load_checkpoint(path)["args"]
+            args = tyro.cli(Args, default=Args(**{x: stored[x] for x in stored if x not in NOT_STORED}))
+        train(args) if args.evaluate is None else evaluate_checkpoint(args)
+    except (*usage, FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:
+        reason = "an environment process died" if isinstance(error, EOFError | ConnectionError) else error
+        print("error:", *str(reason).split(), file=sys.stderr)
+        sys.exit(2 if isinstance(error, usage) else 1)
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
 
 
 if __name__ == "__main__":

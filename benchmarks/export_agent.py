@@ -1,8 +1,8 @@
 """Makes an agent file of a checkpoint: what `--evaluate` needs, and nothing that only training needs.
 
 Run:   python benchmarks/export_agent.py runs/RUN/best.pt benchmarks/agents/pong.pt
-Kept are the script's name, the format version, the arguments, the counters and the network. Optimizer, replay memory
-and random states are left out, so the file cannot be resumed. Weights are stored in half precision, 3 significant
+Kept are the script's name, the format version, the arguments, the counters and the agent. Optimizer, target network and
+replay memory are left out, so the file cannot be resumed. Weights are stored in half precision, 3 significant
 digits, which halves the file again; --no-half keeps them exact. Paths of this machine are not stored.
 """
 
@@ -21,8 +21,6 @@ import tyro
 from torch import Tensor
 
 DESCRIPTION = ("script", "format_version", "args", "counters")
-NETWORKS = ("agent", "q_network", "policy")
-"""names that the scripts give to the network that acts"""
 
 
 class UsageError(Exception):
@@ -55,7 +53,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: this checkpoint cannot be read ({error.strerror})") from error
     except (RuntimeError, EOFError, ValueError, KeyError) as error:
         raise UsageError(f"{path}: no checkpoint, or a damaged one") from error
-    if not isinstance(content, dict) or any(name not in content for name in DESCRIPTION):
+    if not isinstance(content, dict) or any(name not in content for name in (*DESCRIPTION, "agent")):
         raise UsageError(f"{path}: this is no checkpoint of these scripts")
     return content
 
@@ -80,18 +78,13 @@ def agent_file(checkpoint: dict[str, Any], half: bool) -> dict[str, Any]:
     """Returns the content of the agent file.
 
     Raises:
-        UsageError: the checkpoint has no network, or its weights do not fit half precision.
+        UsageError: its weights do not fit half precision.
     """
-    networks = [name for name in NETWORKS if name in checkpoint]
-    if not networks:
-        raise UsageError(f"the checkpoint has no network: none of {', '.join(NETWORKS)}")
     content = {name: checkpoint[name] for name in DESCRIPTION}
     # Paths on this machine: of no use elsewhere, and nobody's business.
     without_paths = {"run_dir": "runs", "resume": None, "evaluate": None}
     content["args"] = {name: without_paths.get(name, value) for name, value in checkpoint["args"].items()}
-    for network in networks:
-        weights = checkpoint[network]
-        content[network] = {name: halved(name, x) if half else x for name, x in weights.items()}
+    content["agent"] = {name: halved(name, x) if half else x for name, x in checkpoint["agent"].items()}
     return content
 
 

@@ -1,14 +1,43 @@
 """What tests of several scripts need to train for an instant, and to look at what such a run leaves behind."""
 
 import dataclasses
+import hashlib
+import importlib
 import re
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from sync_copies import SCRIPTS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+START = {"eval_episodes": 2, "eval_every": 0, "checkpoint_every": 0, "threads": 1, "cuda": False, "progress": False}
+PPO = {"num_envs": 2, "num_steps": 32, "num_minibatches": 2, "update_epochs": 2, "total_timesteps": 128}
+"""64 samples an iteration in 2 minibatches, twice over: 4 updates an iteration; 2 iterations"""
+DQN = {"num_envs": 2, "learning_starts": 20, "batch_size": 4, "buffer_size": 100, "target_network_frequency": 20}
+DQN |= {"total_timesteps": 200}
+IMAGES, VECTORS = {"env_id": "small_envs:Ramp3Trunc-v0"}, {"env_id": "small_envs:VectorRamp3Trunc-v0"}
+SMALL = {
+    "ppo_atari": PPO | IMAGES,
+    "dqn_atari": DQN | IMAGES,
+    "ppo_cartpole": PPO | VECTORS,
+    "ppo_continuous": PPO | {"env_id": "small_envs:Line3Trunc-v0"},
+    "rpo_continuous": PPO | {"env_id": "small_envs:Line3Trunc-v0"},
+    "dqn_cartpole_vec": DQN | VECTORS,
+    "dqn_balancing_plate": DQN,
+    "reinforce_bullet_cartpole": VECTORS | {"num_envs": 2, "episodes_per_update": 2, "total_episodes": 8},
+}
+"""arguments with which a script trains for an instant"""
+every_script = pytest.mark.parametrize("name", [Path(script).stem for script in SCRIPTS])
+
+
+def small_run(name, run_dir, **changes):
+    """Returns a script, and arguments with which it trains for an instant."""
+    script = importlib.import_module(name)
+    return script, script.Args(**{**START, **SMALL[name], "run_dir": str(run_dir), **changes})
 
 
 def flags_of(args):
@@ -41,6 +70,12 @@ def scalars(folder):
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
+def hashes(folder):
+    """Returns a hash of each file by its path below the folder."""
+    files = sorted(path for path in folder.glob("**/*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
 def assert_equal(one, other, where=""):
     """Compares nested dicts, lists and tensors bit for bit."""
     if isinstance(one, torch.Tensor):
@@ -71,6 +106,7 @@ def spy(monkeypatch, owner, name, note):
 def command_line(script, monkeypatch, *flags):
     monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *flags])
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
     script.main()
 
 

@@ -1270,12 +1270,11 @@ def test_the_pictures_of_the_page_exist_and_are_small():
         assert 1000 < (PAGE.parent / name).stat().st_size < 50_000
 
 
-@pytest.mark.parametrize("script", ["ppo_continuous.py", "dqn_cartpole_vec.py"])
-def test_the_example_of_the_page_is_trained_by_a_script(script, tmp_path):
-    (example,) = blocks_of("python")
-    assert len(example.splitlines()) <= 45
-    # The page names the file in which the example belongs, and a command for each of the two scripts.
-    (tmp_path / "my_envs.py").write_text(example, encoding="utf-8")
+@pytest.mark.parametrize("script", ["ppo_continuous.py", "dqn_cartpole_vec.py", "ppo_cartpole.py"])
+def test_the_examples_of_the_page_are_trained_by_a_script(script, tmp_path):
+    # The page names the files in which the examples belong, and commands.
+    for name, example in zip(("my_envs.py", "my_ids.py"), blocks_of("python"), strict=True):
+        (tmp_path / name).write_text(example, encoding="utf-8")
     (command,) = [line for block in blocks_of("sh") for line in block.splitlines() if script in line]
     _, called, *flags = shlex.split(command)
     assert Path(called).name == script
@@ -1283,15 +1282,17 @@ def test_the_example_of_the_page_is_trained_by_a_script(script, tmp_path):
     flags += {
         "ppo_continuous.py": ["--num-envs=2", "--num-steps=100", "--num-minibatches=2"],
         "dqn_cartpole_vec.py": ["--learning-starts=100"],
+        "ppo_cartpole.py": ["--num-envs=2", "--num-steps=100"],
     }[script]
     env_id = flags[flags.index("--env-id") + 1]
     check = "import gymnasium, gymnasium.utils.env_checker as checker"
-    in_fresh_process(f"{check}; checker.check_env(gymnasium.make({env_id!r}).unwrapped)", tmp_path)
+    if "my_envs" in env_id:
+        in_fresh_process(f"{check}; checker.check_env(gymnasium.make({env_id!r}).unwrapped)", tmp_path)
     run = [sys.executable, str(ROOT / script), *flags]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    # Two episodes, and the line that sums them up: an episode of the example lasts 100 steps at most.
+    # Two episodes, and the line that sums them up: an episode of each example lasts 100 steps at most.
     lengths = [
         int(length) for length in re.findall(r"^episode \d+: return=\S+ length=(\d+)$", done.stdout, re.MULTILINE)
     ]

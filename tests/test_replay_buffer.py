@@ -1,16 +1,13 @@
-"""Replay memories: what is stored, what is overwritten, what is sampled, and the file that a memory is saved in."""
+"""Replay memories: what is stored, what is overwritten, what is sampled, and what a checkpoint keeps of them."""
 
-import errno
-import json
+import io
 import math
-import os
 from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,13 +22,20 @@ def random_cases(max_examples):
     return settings(max_examples=max_examples, deadline=None, database=None, derandomize=True)
 
 
+def count(replay):
+    """Returns how many transitions a memory can give."""
+    if isinstance(replay, dqn_atari.ReplayBuffer):
+        return int(replay.columns["whole"].sum())
+    return min(replay.added, len(replay.columns.obs))
+
+
 def all_sampled(replay):
     """Returns {action: (obs, next_obs, reward, termination)} of all that a memory gives, where no action is twice.
 
     Draws until each of n transitions was missed with a probability of exp(-25).
     """
     found = {}
-    for _ in range(math.ceil(25 * len(replay) / 256)):
+    for _ in range(math.ceil(25 * count(replay) / 256)):
         batch = [x.numpy() for x in replay.sample(256, CPU)]
         actions, first = np.unique(batch[2], return_index=True)
         for action, i in zip(actions.tolist(), first.tolist(), strict=True):
@@ -72,7 +76,7 @@ def fill(replay, num_envs, steps, first=0):
 def test_a_ring_keeps_the_newest(capacity, num_envs, steps, kept):
     replay = dqn_cartpole_vec.ReplayBuffer(capacity, 2)
     fill(replay, num_envs, steps)
-    assert len(replay) == len(kept)
+    assert count(replay) == len(kept)
     found = all_sampled(replay)
     assert sorted(found) == kept
     for n, (obs, next_obs, reward, termination) in found.items():
@@ -105,6 +109,14 @@ def test_a_ring_of_any_size_keeps_the_newest(capacity, num_envs, steps):
     fill(replay, num_envs, steps)
     total = num_envs * steps
     assert sorted(all_sampled(replay)) == list(range(max(0, total - capacity), total))
+
+
+def through_a_file(replay):
+    """Returns the state of a memory, as a checkpoint gives it back."""
+    file = io.BytesIO()
+    torch.save(replay.state_dict(), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 # ----- Single frames -----
@@ -141,7 +153,7 @@ class Naive:
 def assert_equals_naive(replay, naive):
     kept, found = naive.kept(), all_sampled(replay)
     assert found.keys() == kept.keys()
-    assert len(replay) == len(kept)
+    assert count(replay) == len(kept)
     for n, transition in kept.items():
         assert_same_transition(found[n], transition)
 
@@ -195,9 +207,9 @@ class Stacks:
     restart_at=st.integers(0, 120),
 )
 def test_single_frames_give_what_whole_stacks_give(
-    tmp_path_factory, seed, num_envs, stack, rows, steps, brightness, share_of_ends, spare, restart_at
+    seed, num_envs, stack, rows, steps, brightness, share_of_ends, spare, restart_at
 ):
-    """Bit for bit, over every kind of end, after the ring was full too, and after a restart from a file."""
+    """Bit for bit, over every kind of end, after the ring was full too, and after a restart from a checkpoint."""
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
     envs = Stacks(rng, num_envs, stack, (1, 2), brightness, share_of_ends)
@@ -207,10 +219,8 @@ def test_single_frames_give_what_whole_stacks_give(
     replay, naive = dqn_atari.ReplayBuffer(*sizes), Naive(rows, num_envs, stack)
     for t in range(steps):
         if t == restart_at and t > 0:
-            path = tmp_path_factory.mktemp("memory") / "replay.bin"
-            dqn_atari.save_replay(path, replay, t)
-            replay = dqn_atari.ReplayBuffer(*sizes)
-            assert dqn_atari.load_replay(path, replay, t)
+            replay, stored = dqn_atari.ReplayBuffer(*sizes), through_a_file(replay)
+            replay.load_state_dict(stored)
             assert_equals_naive(replay, naive)
             envs.reset()
             naive.restart()
@@ -286,35 +296,56 @@ def test_each_transition_is_drawn_as_often_as_any_other(script):
 
 
 # ----- Real environments -----
+def memory_of(script, monkeypatch, tmp_path, args, note=None):
+    """Trains, with learning put off to the last step; `note(*transition)` may replace the actions that are stored."""
+    made, add = [], script.ReplayBuffer.add
+
+    def noting(self, obs, next_obs, action, reward, termination):
+        made[:] = [self]
+        action = note(obs, next_obs, action, reward, termination) if note else action
+        add(self, obs, next_obs, action, reward, termination)
+
+    monkeypatch.setattr(script.ReplayBuffer, "add", noting)
+    common = {"eval_episodes": 1, "threads": 1, "cuda": False, "progress": False, "run_dir": str(tmp_path)}
+    last = args["total_timesteps"] - 1
+    script.train(script.Args(**{"learning_starts": last, "train_frequency": 10**6, **common, **args}))
+    (replay,) = made
+    return replay
+
+
 @pytest.mark.parametrize("backend", ["ale", "gymnasium"])
-def test_stacks_of_breakout_are_those_that_the_environment_gave(backend):
+def test_stacks_of_breakout_are_those_that_the_environment_gave(monkeypatch, tmp_path, backend):
     """Lost lives with and without a reset, ends of games, and the ring is full after a third of the way."""
-    num_envs, rows = 3, 150
-    args = dqn_atari.Args(backend=backend, num_envs=num_envs, threads=1)
-    assert dqn_atari.frames_of_stack(args) == 4
-    rng = np.random.default_rng(0)
-    torch.manual_seed(0)
-    seen = {"lost lives": 0, "games": 0}
-    with dqn_atari.closing_envs(dqn_atari.make_envs(args, num_envs, training=True)) as envs:
-        replay = dqn_atari.ReplayBuffer(rows * num_envs, num_envs, envs.single_observation_space.shape, 4, CPU)
-        naive = Naive(rows, num_envs, 4)
-        obs, _ = envs.reset(seed=1)
-        copied = obs.copy()
-        for t in range(1, 451):
-            next_obs, reward, termination, truncation, infos = envs.step(rng.integers(0, 4, num_envs))
-            final_obs = dqn_atari.true_next_obs(next_obs, termination | truncation, infos)
-            number = num_envs * t + np.arange(num_envs)
-            naive.add(copied, final_obs.copy(), number, reward, termination)
-            # As the training loop does it: the array of the step before, which must not have changed since.
-            replay.add(obs, final_obs, number, reward, termination)
-            obs, copied = next_obs, next_obs.copy()
-            games = len(dqn_atari.finished_episodes(infos))
-            seen["games"] += games
-            seen["lost lives"] += int(termination.sum()) - games
-            if t in (100, 300, 450):
-                assert_equals_naive(replay, naive)
-    assert seen["games"] >= 3
-    assert seen["lost lives"] >= 12
+    num_envs, rows = 3, 100
+    naive, seen = Naive(rows, num_envs, 4), {"turns": 0, "ends": 0, "starts": 0}
+
+    def note(obs, next_obs, action, reward, termination):
+        # What a step led to is what it came from and one frame more, whatever ended: of one game, and never memory
+        # that nobody wrote.
+        np.testing.assert_array_equal(next_obs[:, :-1], obs[:, 1:])
+        seen["turns"] += 1
+        seen["ends"] += int(termination.sum())
+        if naive.last_next_obs is not None:
+            seen["starts"] += int((obs != naive.last_next_obs).any((1, 2, 3)).sum())
+        number = num_envs * seen["turns"] + np.arange(num_envs)
+        naive.add(obs.copy(), next_obs.copy(), number, reward, termination)
+        return number
+
+    args = {
+        "env_id": "BreakoutNoFrameskip-v4",
+        "backend": backend,
+        "num_envs": num_envs,
+        "buffer_size": rows * num_envs,
+    }
+    # Evaluated at random too, since a greedy policy that never serves would play for 27,000 steps.
+    random_play = {"start_e": 1.0, "end_e": 1.0, "eval_greedy": False}
+    args |= random_play | {"total_timesteps": 300 * num_envs}
+    replay = memory_of(dqn_atari, monkeypatch, tmp_path, args, note)
+    assert seen["turns"] == 300
+    assert seen["ends"] >= 12
+    # ale-py goes on after a lost life: only a game's end starts anew. gymnasium's wrapper makes a step in between.
+    assert 3 <= seen["starts"] <= (seen["ends"] / 3 if backend == "ale" else seen["ends"])
+    assert_equals_naive(replay, naive)
 
 
 def transitions_in(replay):
@@ -325,81 +356,33 @@ def transitions_in(replay):
     return set(zip(map(int, obs), map(int, next_obs), map(int, batch.terminations.tolist()), strict=True))
 
 
-def memory_of_ramp(script, monkeypatch, tmp_path, end, num_envs=1, steps=8):
-    """Trains on Ramp, 3 steps an episode, without an update; returns the memory."""
-    made = []
-    init = script.ReplayBuffer.__init__
-    monkeypatch.setattr(script.ReplayBuffer, "__init__", lambda self, *args: (made.append(self), init(self, *args))[1])
-    prefix = "Vector" if script is dqn_cartpole_vec else ""
-    args = script.Args(
-        env_id=f"small_envs:{prefix}Ramp3{end}-v0",
-        num_envs=num_envs,
-        total_timesteps=steps,
-        learning_starts=0,
-        buffer_size=16 * num_envs,
-        eval_episodes=1,
-        threads=1,
-        cuda=False,
-        run_dir=str(tmp_path),
-    )
-    script.train(args)
-    (replay,) = made
-    return replay
-
-
 @both
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize(("end", "termination"), [("Trunc", 0), ("Term", 1), ("Both", 1)])
 def test_an_episode_ends_with_its_final_observation(script, monkeypatch, tmp_path, end, termination, num_envs):
     """8 steps of each environment are 8 transitions: none of the reset is made up, and a time limit is no end."""
-    replay = memory_of_ramp(script, monkeypatch, tmp_path, end, num_envs, 8 * num_envs)
-    assert len(replay) == 8 * num_envs
+    env_id = f"small_envs:{'Vector' if script is dqn_cartpole_vec else ''}Ramp3{end}-v0"
+    sizes = {"num_envs": num_envs, "total_timesteps": 8 * num_envs, "buffer_size": 16 * num_envs}
+    replay = memory_of(script, monkeypatch, tmp_path, {"env_id": env_id, **sizes})
+    assert count(replay) == 8 * num_envs
     assert transitions_in(replay) == {(0, 1, 0), (1, 2, 0), (2, 3, termination)}
 
 
-@both
-def test_a_reset_a_step_later_would_be_seen(script, monkeypatch, tmp_path):
-    """Where the environments reset themselves in a step of its own, as gymnasium's do by default, (3 -> 0) appears."""
-    init = SyncVectorEnv.__init__
-    monkeypatch.setattr(
-        SyncVectorEnv,
-        "__init__",
-        lambda self, *args, **kwargs: init(self, *args, **{**kwargs, "autoreset_mode": AutoresetMode.NEXT_STEP}),
-    )
-    # Without final observations a wrong script would take the next one.
-    monkeypatch.setattr(script, "true_next_obs", lambda next_obs, done, infos: next_obs)
-    replay = memory_of_ramp(script, monkeypatch, tmp_path, "Trunc")
-    assert (3, 0, 0) in transitions_in(replay)
-
-
 # ----- Memory -----
-def announced_bytes(script, monkeypatch, tmp_path, capsys, **changes):
-    """Returns the storage that a short run announces, rounded to 0.1 MiB, and the bytes of its memory's columns."""
-    sizes = []
-    init = script.ReplayBuffer.__init__
-
-    def noting(self, *args):
-        init(self, *args)
-        sizes.append(sum(column.nbytes for column in self.columns.values()))
-
-    monkeypatch.setattr(script.ReplayBuffer, "__init__", noting)
-    monkeypatch.setattr(script, "EVAL_MAX_STEPS", 8)
-    common = {"learning_starts": 0, "eval_episodes": 1, "threads": 1, "cuda": False, "run_dir": str(tmp_path)}
-    script.train(script.Args(**{**common, **changes}))
+def announced_bytes(capsys):
+    """Returns the storage that a run announced, which is rounded to 0.1 MiB."""
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("storage: ")]
-    return float(line.split()[1].replace(",", "")) * 2**20, sizes[0]
+    return float(line.split()[1].replace(",", "")) * 2**20
 
 
 def test_images_take_a_byte_a_pixel_and_few_more(monkeypatch, tmp_path, capsys):
     """A million of 84 x 84 bytes and 18 more are 6.59 GiB, where whole stacks with next ones would take 52.6."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**40))
-    announced, columns = announced_bytes(
-        dqn_atari, monkeypatch, tmp_path, capsys, buffer_size=1_000_000, num_envs=8, total_timesteps=8
-    )
-    assert columns == 7_074_000_000 <= 7.1 * 2**30
-    assert announced == pytest.approx(columns, abs=0.06 * 2**20)
-    replay = dqn_atari.ReplayBuffer(100_000, 8, (4, 84, 84), 4, CPU)
-    assert sum(column.nbytes for column in replay.columns.values()) == 707_400_000 <= 0.72 * 2**30
+    args = {"env_id": "small_envs:RampGrey-v0", "buffer_size": 1_000_000, "num_envs": 8, "total_timesteps": 8}
+    replay = memory_of(dqn_atari, monkeypatch, tmp_path, args)
+    assert replay.obs_shape == (4, 84, 84)
+    assert sum(column.nbytes for column in replay.columns.values()) == 7_074_000_000
+    assert announced_bytes(capsys) == pytest.approx(7_074_000_000, abs=0.06 * 2**20)
 
 
 def test_a_memory_takes_room_only_as_it_is_filled():
@@ -407,7 +390,7 @@ def test_a_memory_takes_room_only_as_it_is_filled():
     process = psutil.Process()
     before = process.memory_info().rss
     replay = dqn_atari.ReplayBuffer(1_000_000, 8, (4, 84, 84), 4, CPU)
-    assert len(replay) == 0
+    assert count(replay) == 0
     obs = np.zeros((8, 4, 84, 84), np.uint8)
     for t in range(10):
         replay.add(obs + t, obs + t + 1, np.arange(8), np.zeros(8), np.zeros(8, bool))
@@ -418,14 +401,13 @@ def test_a_memory_takes_room_only_as_it_is_filled():
 
 def test_vectors_take_what_is_announced(monkeypatch, tmp_path, capsys):
     """CartPole: two observations of 4 float32, an int64 and two float32 are 48 bytes."""
-    announced, columns = announced_bytes(
-        dqn_cartpole_vec, monkeypatch, tmp_path, capsys, buffer_size=200_000, num_envs=2, total_timesteps=16
-    )
-    assert columns == 200_000 * 48
-    assert announced == pytest.approx(columns, abs=0.06 * 2**20)
+    args = {"env_id": "CartPole-v1", "buffer_size": 200_000, "num_envs": 2, "total_timesteps": 16}
+    replay = memory_of(dqn_cartpole_vec, monkeypatch, tmp_path, args)
+    assert sum(column.nbytes for column in replay.columns) == 200_000 * 48
+    assert announced_bytes(capsys) == pytest.approx(200_000 * 48, abs=0.06 * 2**20)
 
 
-# ----- Files -----
+# ----- Checkpoints -----
 def some_memory(script, transitions=30, capacity=64):
     """Returns a memory with content, and one of the same sizes without."""
     if script is dqn_atari:
@@ -441,115 +423,37 @@ def some_memory(script, transitions=30, capacity=64):
 
 @both
 @pytest.mark.parametrize("transitions", [0, 2, 30, 62, 64, 66, 200])
-def test_a_memory_is_loaded_as_it_was_saved(script, tmp_path, capsys, transitions):
+def test_a_memory_is_loaded_as_it_was_saved(script, transitions):
     replay, fresh = some_memory(script, transitions)
-    script.save_replay(tmp_path / "replay.bin", replay, 1234)
-    assert [path.name for path in tmp_path.iterdir()] == ["replay.bin"]
-    assert script.load_replay(tmp_path / "replay.bin", fresh, 1234)
-    assert len(fresh) == len(replay)
-    assert capsys.readouterr().out == f"replay memory: {len(replay)} transitions\n"
-    before, after = all_sampled(replay), all_sampled(fresh)
-    assert before.keys() == after.keys()
-    for n in before:
-        assert_same_transition(before[n], after[n])
-
-
-@both
-def test_the_same_is_drawn_from_a_memory_that_was_loaded(script, tmp_path):
-    replay, fresh = some_memory(script)
-    script.save_replay(tmp_path / "replay.bin", replay, 1234)
-    script.load_replay(tmp_path / "replay.bin", fresh, 1234)
+    fresh.load_state_dict(through_a_file(replay))
+    assert (fresh.added, count(fresh)) == (replay.added, count(replay))
+    assert replay.added == transitions
+    # The same is drawn with the same seed.
     batches = []
-    for memory in (replay, fresh):
+    for memory in (replay, fresh) if transitions else ():
         torch.manual_seed(5)
-        batches.append(memory.sample(64, CPU))
+        batches.append(memory.sample(256, CPU))
     for one, other in zip(*batches, strict=True):
         assert torch.equal(one, other)
 
 
-def with_header(content, **changes):
-    line, rest = content.split(b"\n", 1)
-    return json.dumps({**json.loads(line), **changes}).encode() + b"\n" + rest
+def test_a_checkpoint_holds_the_rows_that_are_filled():
+    """Of 10,000 rows for each of 2 environments 30 are filled, or 31 where an episode ended: 1,000 bytes a frame."""
+    replay = dqn_atari.ReplayBuffer(20_000, 2, (4, 10, 100), 4, CPU)
+    for t in range(30):
+        obs, next_obs = np.full((2, 4, 10, 100), t, np.uint8), np.full((2, 4, 10, 100), t + 1, np.uint8)
+        replay.add(obs, next_obs, np.zeros(2), np.zeros(2), np.zeros(2, bool))
+    file = io.BytesIO()
+    torch.save(replay.state_dict(), file)
+    assert 31 * 2 * 1018 < len(file.getvalue()) < 31 * 2 * 1018 + 5000
 
 
-@both
-@pytest.mark.parametrize(("damage", "why"), [
-    (lambda content: content, "it is of step 1,234, the checkpoint of step 1,235"),
-    (lambda content: with_header(content, global_step=1235, columns={}), "it was made with other sizes"),
-    (lambda content: with_header(content, global_step=1235)[:-1], "it is damaged"),
-    (lambda content: with_header(content, global_step=1235)[:-100], "it is damaged"),
-    (lambda content: with_header(content, global_step=1235).split(b"\n")[0] + b"\n", "it is damaged"),
-    (lambda content: with_header(content, global_step=1235, state={}), "it is damaged"),
-    (lambda content: with_header(content, global_step=1235, state=3), "it is damaged"),
-    (lambda content: with_header(content, global_step=1235, state={"filled": "x", "position": 0}), "it is damaged"),
-    (lambda content: b"", "it is damaged"),
-    (lambda content: b"\n", "it is damaged"),
-    (lambda content: b"5\n", "it is damaged"),
-    (lambda content: b"[]\n", "it is damaged"),
-    (lambda content: b"null\n", "it is damaged"),
-    (lambda content: b"{}\n", "it is damaged"),
-    (lambda content: b"no memory at all", "it is damaged"),
-    (lambda content: bytes(range(256)) * 1000, "it is damaged"),
-    (lambda content: content[100:], "it is damaged"),
-], ids=["step", "sizes", "last byte", "cut", "header alone", "no state", "state 3", "filled x", "empty", "newline",
-        "number", "list", "null", "dict", "text", "bytes", "middle"])  # fmt: skip
-def test_a_file_that_does_not_fit_is_ignored_and_the_run_says_so(script, tmp_path, capsys, damage, why):
-    replay, fresh = some_memory(script)
-    path = tmp_path / "replay.bin"
-    script.save_replay(path, replay, 1234)
-    path.write_bytes(damage(path.read_bytes()))
-    assert script.load_replay(path, fresh, 1235) is False
-    out = capsys.readouterr().out
-    assert out.startswith(f"replay memory: a new one, since {why}")
-    assert out.count("\n") == 1
-    assert len(fresh) == 0
-
-
-@both
-def test_a_missing_file_is_no_fault(script, tmp_path, capsys):
-    _, fresh = some_memory(script)
-    assert script.load_replay(tmp_path / "replay.bin", fresh, 5) is False
-    assert capsys.readouterr().out == "replay memory: a new one, since there is none\n"
-
-
-@both
-def test_nothing_of_a_file_that_was_cut_stays_in_the_memory(script, tmp_path):
-    """Of 6,000 rows of the last column the first 4,096 can be read, the rest is missing."""
-    replay, fresh = some_memory(script, transitions=12_000, capacity=12_000)
-    path = tmp_path / "replay.bin"
-    script.save_replay(path, replay, 7)
-    path.write_bytes(path.read_bytes()[:-10])
-    assert script.load_replay(path, fresh, 7) is False
-    assert len(fresh) == 0
-    # What is added next is all there is.
-    rng = np.random.default_rng(1)
-    added, last = set(), None
-    for t in range(6):
-        number = 10**6 + 2 * t + np.arange(2)
-        added |= set(number.tolist())
-        shape = (2, 4, 1, 2) if script is dqn_atari else (2, 2)
-        # The first environment's episodes are one step long, so its rows are used up faster.
-        obs = rng.integers(1, 255, shape).astype(np.uint8)
-        if last is not None:
-            obs[1] = last[1]
-        next_obs = np.concatenate([obs[:, 1:], obs[:, :1] + 1], 1)
-        fresh.add(obs, next_obs, number, np.zeros(2), np.zeros(2, bool))
-        last = next_obs
-    assert set(fresh.sample(5000, CPU).actions.tolist()) == added
-
-
-@both
-def test_a_full_disk_leaves_the_old_file(script, tmp_path, monkeypatch):
-    replay, _ = some_memory(script)
-    path = tmp_path / "replay.bin"
-    script.save_replay(path, replay, 1)
-    old = path.read_bytes()
-
-    def no_space(descriptor):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
-        script.save_replay(path, replay, 2)
-    assert path.read_bytes() == old
-    assert [entry.name for entry in tmp_path.iterdir()] == ["replay.bin"]
+@pytest.mark.parametrize(
+    "sizes",
+    [(66, 2, (4, 1, 2), 4), (64, 4, (4, 1, 2), 4), (64, 2, (4, 2, 1), 4), (64, 2, (4, 1, 2), 1)],
+    ids=["rows", "environments", "images", "stack"],
+)
+def test_a_memory_of_other_sizes_is_refused(sizes):
+    replay, _ = some_memory(dqn_atari)
+    with pytest.raises(dqn_atari.UsageError, match="other sizes; --no-save-replay starts a new one"):
+        dqn_atari.ReplayBuffer(*sizes, CPU).load_state_dict(through_a_file(replay))
