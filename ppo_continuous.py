@@ -4,25 +4,23 @@ Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, with the details 
        continuous actions (https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/).
 Run:   python ppo_continuous.py --env-id Pendulum-v1
 Shapes: T steps, N envs, B = T * N, M minibatch, O observation dims, A action dims.
-        Index t is the transition from obs[t]: dones[t] says that this very step ended its episode.
+        Index t is the transition from obs[t]: dones[t] says that step t ended its episode (CleanRL's dones[t + 1]).
 Differs from the paper: the value loss is clipped, advantages are normalised in each minibatch, observations and rewards
         are scaled by running statistics, as in OpenAI's code; a time limit is no end of the task, so the last value of
         a truncated episode is bootstrapped.
 """
 
-import argparse
 import ctypes
 import dataclasses
 import difflib
-import importlib.metadata
 import importlib.util
-import io
 import json
+import logging
 import math
 import os
-import pickle
 import platform
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -30,17 +28,16 @@ import sys
 import threading
 import time
 import warnings
+import zipfile
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import FrameType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import ale_py
 import gymnasium as gym
+import imageio.v2 as imageio
 import numpy as np
 import psutil
 import torch
@@ -58,92 +55,56 @@ from tqdm import tqdm
 class Args:
     """PPO on environments with vector observations and continuous actions."""
 
-    exp_name: str = Path(__file__).stem
-    """name of the experiment, part of the run folder's name"""
-    seed: int = 1
-    """seeds python, numpy, torch, the environments and their action spaces"""
-    torch_deterministic: bool = True
-    """deterministic kernels: the same command gives the same weights, bit for bit on a CPU"""
-    cuda: bool = True
-    """use a CUDA device where there is one, else the CPU"""
-    threads: int = 1
-    """CPU threads; 0: one for each core, for torch at most 8"""
-    run_dir: str = "runs"
-    """parent folder of the run folders"""
-    checkpoint_every: int = 100_000
-    """environment steps between checkpoints; 0: only at the end and on interruption"""
-    eval_every: int = 50_000
-    """environment steps between evaluations during training; 0: only at the end"""
-    eval_episodes: int = 10
-    """episodes of each evaluation"""
-    eval_greedy: bool = True
-    """evaluate with the most probable or the mean action; off: sampled from the policy"""
-    resume: str | None = None
-    """continue a run from its folder or from a checkpoint file"""
-    evaluate: str | None = None
-    """evaluate the checkpoint in this file or run folder, print the result, exit"""
-    capture_video: bool = False
-    """write MP4 files of evaluation episodes to the run's videos/"""
-    track: bool = False
-    """mirror the run to Weights & Biases"""
-    wandb_project_name: str = "onefile-rl"
-    """project on Weights & Biases"""
-    wandb_entity: str | None = None
-    """team on Weights & Biases"""
-    progress: bool = True
-    """show a progress bar where the output is a terminal"""
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
+    seed: int = 1  # seeds python, numpy, torch, the environments and their action spaces
+    torch_deterministic: bool = True  # deterministic kernels: on a CPU the same command gives the same weights
+    cuda: bool = True  # use a CUDA device where there is one, else the CPU
+    threads: int = 1  # CPU threads; 0: one for each core, for torch at most 8
+    run_dir: str = "runs"  # parent folder of the run folders
+    checkpoint_every: int = 100_000  # environment steps between checkpoints; 0: only at the end and on interruption
+    eval_every: int = 50_000  # environment steps between evaluations during training; 0: only at the end
+    eval_episodes: int = 10  # episodes of each evaluation
+    eval_greedy: bool = True  # evaluate with the most probable or the mean action; off: sampled from the policy
+    resume: str | None = None  # continue a run from its folder or from a checkpoint file
+    evaluate: str | None = None  # evaluate the checkpoint in this file or run folder, print the result, exit
+    capture_video: bool = False  # write MP4 files of evaluation episodes to the run's videos/
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "onefile-rl"  # project on Weights & Biases
+    wandb_entity: str | None = None  # team on Weights & Biases
+    progress: bool = True  # show a progress bar
 
-    env_id: str = "Pendulum-v1"
-    """any id that gymnasium.make takes, package.module:Id-v0 included"""
-    vector: Literal["sync", "async"] = "sync"
-    """how environments that gymnasium makes step: in this process, or in one process each"""
-    num_envs: int = 16
-    """parallel environments, N"""
-    action_bounds: Literal["clip", "tanh"] = "clip"
-    """clip: the environment gets the sample clipped to its bounds; tanh: the sample squashed into them"""
-    norm_obs: bool = True
-    """scale observations to mean 0, deviation 1 by running statistics"""
-    norm_reward: bool = True
-    """divide rewards by the running deviation of the discounted return"""
+    env_id: str = "Pendulum-v1"  # any id that gymnasium.make takes, package.module:Id-v0 included
+    env_kwargs: str = "{}"  # keyword arguments for gymnasium.make, a JSON object
+    vector: Literal["sync", "async"] = "sync"  # gymnasium's environments step in this process, or in one each
+    num_envs: int = 16  # parallel environments, N
+    action_bounds: Literal["clip", "tanh"] = (
+        "clip"  # samples are clipped to the bounds of actions, or squashed into them
+    )
+    rescale_actions: bool = True  # scale finite bounds of actions to -1 and 1, so that any task starts alike
+    norm_obs: bool = True  # scale observations to mean 0, deviation 1 by running statistics
+    norm_reward: bool = True  # divide rewards by the running deviation of the discounted return
 
-    num_steps: int = 128
-    """steps of each environment in one rollout, T"""
+    num_steps: int = 128  # steps of each environment in one rollout, T
 
-    total_timesteps: int = 200_000
-    """environment steps of the whole run, over all environments"""
-    learning_rate: float = 5e-4
-    """step size of Adam"""
-    anneal_lr: bool = True
-    """let the learning rate fall linearly to 0 over the run"""
-    gamma: float = 0.95
-    """discount of a reward one step later"""
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    """units of each hidden layer"""
-    state_dependent_std: bool = False
-    """let the actor give the deviation for each observation; off: one learned deviation for each action dimension"""
-    log_std_init: float = 0.0
-    """log of the policy's deviation at the start; where the state decides it, the bias of the outputs that give it"""
+    total_timesteps: int = 200_000  # environment steps of the whole run, over all environments
+    learning_rate: float = 5e-4  # step size of Adam
+    anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the run
+    gamma: float = 0.95  # discount of a reward one step later
+    compile: bool = False  # compile what the update computes; needs a C++ compiler on a CPU, seconds to start
+    hidden_sizes: tuple[int, ...] = (64, 64)  # units of each hidden layer
+    state_dependent_std: bool = False  # let the actor give the deviation of each observation; off: one learned for all
+    log_std_init: float = 0.0  # log of the policy's deviation at the start, or the bias of the outputs that give it
 
-    num_minibatches: int = 32
-    """minibatches of one pass over the batch; B / num_minibatches samples each"""
-    update_epochs: int = 10
-    """passes over each batch"""
-    gae_lambda: float = 0.95
-    """lambda of GAE: 0 is one-step TD (low variance), 1 is Monte Carlo (no bias)"""
-    norm_adv: bool = True
-    """normalise the advantages of each minibatch to mean 0, deviation 1"""
-    clip_coef: float = 0.2
-    """epsilon of the paper's equation 7; usually 0.1 to 0.3"""
-    clip_vloss: bool = True
-    """keep the value within clip_coef of its old estimate, as the policy's ratio is kept near 1"""
-    ent_coef: float = 0.0
-    """weight of the entropy bonus; usually 0 to 0.05"""
-    vf_coef: float = 0.5
-    """weight of the value loss"""
-    max_grad_norm: float = 0.5
-    """longest gradient; longer ones are scaled down to it"""
-    target_kl: float | None = None
-    """end an update at the first minibatch whose approximate KL divergence exceeds this; usually 0.01 to 0.05"""
+    num_minibatches: int = 32  # minibatches of one pass over the batch; B / num_minibatches samples each
+    update_epochs: int = 10  # passes over each batch
+    gae_lambda: float = 0.95  # lambda of GAE: 0 is one-step TD (low variance), 1 is Monte Carlo (no bias)
+    norm_adv: bool = True  # normalise the advantages of each minibatch to mean 0, deviation 1
+    clip_coef: float = 0.2  # epsilon of the paper's equation 7; usually 0.1 to 0.3
+    clip_vloss: bool = True  # keep the value within clip_coef of its old estimate, as the policy's ratio is kept near 1
+    ent_coef: float = 0.0  # weight of the entropy bonus; usually 0 to 0.05
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # longest gradient; longer ones are scaled down to it
+    target_kl: float | None = None  # end an update at the first minibatch of a larger KL divergence; try 0.01 to 0.05
 
     @property
     def batch_size(self) -> int:
@@ -151,189 +112,136 @@ class Args:
         return self.num_envs * self.num_steps
 
     @property
-    def minibatch_size(self) -> int:
-        """Samples of one minibatch, M."""
-        return self.batch_size // self.num_minibatches
-
-    @property
     def num_iterations(self) -> int:
         """Whole iterations of the run: a rollout and its update each."""
         return self.total_timesteps // self.batch_size
 
-    def __post_init__(self) -> None:
-        check_range(self, "num_envs num_steps num_minibatches update_epochs eval_episodes", least=1)
-        check_range(self, "threads checkpoint_every eval_every ent_coef vf_coef", least=0)
-        check_range(self, "gamma gae_lambda", least=0, most=1)
-        check_range(self, "learning_rate clip_coef max_grad_norm target_kl", above=0)
-        # Of a deviation that depends on the state these are the limits.
-        check_range(self, "log_std_init", least=-5, most=2)
-        # Evaluations seed their episodes further up, and ale-py takes 31 bits.
-        check_range(self, "seed", least=0, most=2_000_000_000)
-        if min(self.hidden_sizes, default=1) < 1:
-            raise ValueError(f"--hidden-sizes {' '.join(map(str, self.hidden_sizes))} must be 1 or more each")
-        if self.batch_size % self.num_minibatches:
-            rule = f"must divide num_envs * num_steps = {self.batch_size}"
-            raise ValueError(f"--num-minibatches {self.num_minibatches} {rule}")
-        if self.norm_adv and self.minibatch_size < 2:
-            rule = f"leaves minibatches of one of the {self.batch_size} samples, which cannot be normalised"
-            raise ValueError(f"--num-minibatches {self.num_minibatches} {rule}")
-        if self.num_iterations < 1:
-            rule = f"must be at least num_envs * num_steps = {self.batch_size}, one iteration"
-            raise ValueError(f"--total-timesteps {self.total_timesteps} {rule}")
+    def check(self) -> None:
+        """Raises a UsageError where a value is out of range or does not fit another one."""
+        limits = {
+            (1, math.inf): "num_steps num_minibatches update_epochs eval_episodes hidden_sizes",
+            (1, 10_000): "num_envs",
+            (0, math.inf): "threads checkpoint_every eval_every learning_rate ent_coef vf_coef max_grad_norm target_kl",
+            (0, 1): "gamma gae_lambda clip_coef",
+            (-5, 2): "log_std_init",  # the limits of a deviation that depends on the state
+            (0, 2_000_000_000): "seed",  # ale-py takes 31 bits
+            (self.batch_size, math.inf): "total_timesteps",
+        }
+        check_limits(self, limits)
+        fits = self.batch_size % self.num_minibatches == 0
+        require(fits, f"--num-minibatches must divide num_envs * num_steps = {self.batch_size}")
+        pairs = not self.norm_adv or self.num_minibatches < self.batch_size
+        require(pairs, "--num-minibatches leaves one sample in each, which --norm-adv cannot normalise")
 
 
 # ----- Environment -----
 def find_spec(env_id: str) -> EnvSpec:
-    """Returns the registered specification of an environment; `package.module:Id-v0` imports the module first.
-
-    Raises:
-        UsageError: there is no such module or id; the message names the nearest ids.
-    """
-    gym.register_envs(ale_py)
-    module, colon, name = env_id.rpartition(":")
-    if colon:
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            raise UsageError(f"--env-id {env_id}: there is no module {error.name!r} on the import path") from error
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"--env-id {env_id}: there is no module {module!r}, names are absolute") from error
-    if name in gym.registry:
-        return gym.registry[name]
+    """Returns the registered specification of an environment; `package.module:Id-v0` imports the module first."""
+    module, _, name = env_id.rpartition(":")
+    try:
+        importlib.import_module(module or "gymnasium")
+    except (ModuleNotFoundError, TypeError) as error:
+        hint = "; envs is a package of these scripts, rename yours" if module.startswith("envs.") else ""
+        raise UsageError(f"--env-id {env_id}: cannot import {module!r} ({error}){hint}") from error
     usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
-    by_length = sorted(usable, key=len)
-    near = [known for known in by_length if name.split("-")[0].lower() in known.lower()] if name else []
-    near += difflib.get_close_matches(name, usable, n=5)
-    raise UsageError(
-        f"--env-id {env_id}: there is no environment of this id"
-        + (f"; the nearest: {', '.join(list(dict.fromkeys(near))[:5])}" if near else "")
-    )
+    near = [known for known in usable if name.split("-")[0].lower() in known.lower()] if name else []
+    near = ", ".join(list(dict.fromkeys(near + difflib.get_close_matches(name, usable, n=5)))[:5]) or "none"
+    what = f"importing {module} registered no {name} with gymnasium" if module else "there is no such environment"
+    require(name in gym.registry, f"--env-id {env_id}: {what}; the nearest ids: {near}")
+    return gym.registry[name]
 
 
-def check_spaces(env: gym.Env, args: Args) -> None:
-    """Raises a UsageError unless observations are vectors and actions a Box that the flags can bound."""
-    obs_space, action_space = env.observation_space, env.action_space
-    # numpy writes long bounds on several lines.
-    found_obs, found_actions = (" ".join(str(space).split()) for space in (obs_space, action_space))
-    if not isinstance(action_space, gym.spaces.Box) or not np.issubdtype(action_space.dtype, np.floating):
-        scripts = "ppo_cartpole.py or the DQN scripts" if len(obs_space.shape or ()) == 1 else "ppo_atari.py"
-        hint = f"; for Discrete use {scripts}" if isinstance(action_space, gym.spaces.Discrete) else ""
-        raise UsageError(f"--env-id {args.env_id}: this script wants a Box of real actions, not {found_actions}{hint}")
-    if not (isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1):
-        hint = "; gymnasium.wrappers.FlattenObservation makes one vector of it"
-        raise UsageError(f"--env-id {args.env_id}: this script wants vectors, not {found_obs}{hint}")
-    if args.action_bounds == "tanh":
-        widths = action_space.high.astype(np.float64) - action_space.low.astype(np.float64)
-        if not ((widths > 0) & (widths < np.finfo(np.float32).max)).all():
-            rule = f"{args.env_id} has actions without two different bounds, {found_actions}; use clip"
-            raise UsageError(f"--action-bounds tanh: {rule}")
+class WholeEpisodes(gym.Wrapper):
+    """Reports the true score of whole episodes, whatever wrappers above cut or scale; fixes actions' first and type.
+
+    `info` has only score ("r"), length ("l") and `info["measures"]` of an episode that ended, in the info of the reset
+    that follows, since EpisodicLifeEnv steps on its own within a reset. A seeded reset seeds the action space too, from
+    which some environments draw.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.ended, self.first_action = None, getattr(env.action_space, "start", 0)
+        if self.first_action:
+            self.action_space = gym.spaces.Discrete(int(env.action_space.n))
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Starts an episode, and reports the one before if it ended."""
+        if seed is not None:
+            self.unwrapped.action_space.seed(seed)
+        info, self.ended = {"whole_episode": self.ended} if self.ended else {}, None
+        self.score, self.length = 0.0, 0
+        return self.env.reset(seed=seed, options=options)[0], info
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
+        """Takes a step; a number that is not finite raises a FloatingPointError."""
+        action = np.asarray(action, self.env.action_space.dtype) + self.first_action
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.score, self.length = self.score + float(reward), self.length + 1
+        if not math.isfinite(reward + np.sum(obs)):
+            raise FloatingPointError(f"{self.spec.id} is not finite in step {self.length}: reward {reward}, obs {obs}")
+        if terminated or truncated:
+            measures = {name: float(value) for name, value in info.get("measures", {}).items()}
+            self.ended = {"r": self.score, "l": self.length, **measures}
+        return obs, reward, terminated, truncated, {}
 
 
-def in_child_process(training_pid: int) -> None:
-    """Leaves Ctrl-C to the training process, when called in an environment's own process."""
-    if os.getpid() != training_pid:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def check_spaces(env: gym.Env, fits: bool) -> None:
+    """Raises a UsageError that says which script does unless this one fits the environment's spaces."""
+    spaces = (env.observation_space, env.action_space)
+    found = " and ".join(f"{type(x).__name__}{x.shape or ''} {x.dtype or ''}".strip() for x in spaces)
+    scripts = "vectors want ppo_cartpole.py, with a Box of actions ppo_continuous.py, uint8 images of 36 x 36 and more"
+    scripts += " with Discrete actions ppo_atari.py; envs/README.md tells how other spaces become one of these"
+    require(fits, f"--env-id {env.spec.id} has {found}, not for this script: {scripts}")
 
 
-def make_env(args: Args, training: bool, render_mode: str | None = None) -> Callable[[], gym.Env]:
-    """Returns a factory of one environment; training and evaluation have the same, since the agent does all scaling."""
+def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env]:
+    """Returns a factory of one environment; it shows vectors (O,), which the agent scales, and takes a Box (A,)."""
     training_pid = os.getpid()
 
     def thunk() -> gym.Env:
-        in_child_process(training_pid)
+        if os.getpid() != training_pid:
+            # Ctrl-C reaches an environment's own process too, and is the training process's to handle.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        spec = find_spec(args.env_id)
         # Not every environment takes the keyword, so it is left out where nothing is drawn.
-        drawing = {"render_mode": render_mode} if render_mode else {}
-        env = gym.make(args.env_id, **drawing)
-        check_spaces(env, args)
-        # For environments that draw actions of their own.
-        env.action_space.seed(args.seed)
-        env = gym.wrappers.RecordEpisodeStatistics(env, stats_key="whole_episode")
+        keywords = json.loads(args.env_kwargs) | ({"render_mode": render_mode} if render_mode else {})
+        # Without a time limit of its own an evaluation might never end.
+        env = gym.make(spec, **{"max_episode_steps": spec.max_episode_steps or EVAL_MAX_STEPS, **keywords})
+        obs_space, box = env.observation_space, env.action_space
+        vectors = isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1
+        check_spaces(env, fits=vectors and isinstance(box, gym.spaces.Box) and box.dtype.kind == "f")
+        bounded = np.isfinite(box.low) & np.isfinite(box.high) & (box.low < box.high)
+        why = "--action-bounds tanh wants two different bounds for each action; use clip"
+        require(args.action_bounds == "clip" or bounded.all(), why)
+        env = WholeEpisodes(env)
+        if args.rescale_actions:
+            # Around [10, 12] or +-1000 every first sample would be cut to one bound, or be tiny.
+            low, high = np.where(bounded, -1, box.low), np.where(bounded, 1, box.high)
+            env = gym.wrappers.RescaleAction(env, low.astype(box.dtype), high.astype(box.dtype))
         space = env.action_space
         if len(space.shape) != 1 or space.dtype != np.float32:
+            # Clipped again, since a bound that float32 rounds outwards would lead out of the space.
             flat = gym.spaces.Box(*(bound.flatten().astype(np.float32) for bound in (space.low, space.high)))
-
-            def shaped(action: np.ndarray) -> np.ndarray:
-                # A bound that float32 rounds outwards would lead out of the space.
-                return np.clip(action.reshape(space.shape).astype(space.dtype), space.low, space.high)
-
+            shaped = lambda action: np.clip(action.reshape(space.shape), space.low, space.high)  # noqa: E731
             env = gym.wrappers.TransformAction(env, shaped, flat)
         return env
 
     return thunk
 
 
-def make_envs(args: Args, num_envs: int, training: bool) -> VectorEnv:
-    """Returns parallel environments."""
-    # Here an unknown id is told with the nearest ones.
-    find_spec(args.env_id)
-    make = AsyncVectorEnv if args.vector == "async" else SyncVectorEnv
-    return make([make_env(args, training)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-
-
-def check_drawing(args: Args) -> None:
-    """Raises a UsageError, before hours of training, if --capture-video is wanted and the environment cannot draw."""
-    if not args.capture_video:
-        return
-    find_spec(args.env_id)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            env = make_env(args, training=False, render_mode="rgb_array")()
-    except TypeError as error:
-        if "render_mode" not in str(error):
-            raise
-        raise UsageError(f"--capture-video: {args.env_id} takes no render_mode, so it cannot draw") from error
-    modes = env.metadata.get("render_modes", [])
-    if "rgb_array" in modes:
-        # What draws may be a package that is missing.
-        env.reset(seed=args.seed)
-        env.render()
-    env.close()
-    if "rgb_array" not in modes:
-        raise UsageError(f"--capture-video: {args.env_id} cannot draw: its render modes are {modes}, not 'rgb_array'")
-
-
-def describe_envs(args: Args) -> str:
-    """Returns one line on the environments."""
-    return f"{args.num_envs} x {args.env_id} ({args.vector})"
-
-
-def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
-    """Returns (N, ...) what each step led to: the final observation where an episode ended, else the next one.
-
-    Takes `final_obs` as gymnasium gives it, an object array with None elsewhere, and as ale-py does, one full array.
-    """
-    if not done.any():
-        return next_obs
-    true_obs = next_obs.copy()
-    for i in np.flatnonzero(done):
-        true_obs[i] = infos["final_obs"][i]
-    return true_obs
-
-
-def finished_episodes(infos: dict[str, Any]) -> list[tuple[float, int]]:
-    """Returns (score, length) of each whole episode that ended in this step; a lost life alone is none."""
-    final_info = infos.get("final_info", {})
-    ended = np.flatnonzero(final_info.get("_whole_episode", []))
-    episode = final_info.get("whole_episode", {})
-    return [(float(episode["r"][i]), int(episode["l"][i])) for i in ended]
-
-
-def check_finite(where: str, **arrays: np.ndarray) -> None:
-    """Raises a FloatingPointError that names environment and entry if a number (N, ...) is nan or infinite."""
-    for name, array in arrays.items():
-        # Images are always finite, and large.
-        if array.dtype != np.uint8 and not np.isfinite(array).all():
-            i, *entry = (int(index) for index in np.argwhere(~np.isfinite(array))[0])
-            value = array[(i, *entry)]
-            raise FloatingPointError(f"environment {i} gave {name}{entry or ''} = {value} {where}")
+def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> VectorEnv:
+    """Returns parallel environments, for training and evaluation alike; those that draw step in this process."""
+    make = AsyncVectorEnv if args.vector == "async" and not render_mode else SyncVectorEnv
+    return make([make_env(args, render_mode)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 # ----- Networks -----
-def layer_init(layer: nn.Module, std: float = 2**0.5, bias_const: float = 0.0) -> nn.Module:
-    """Returns the layer with orthogonal weights of gain `std` and constant biases."""
+def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
+    """Returns the layer with orthogonal weights of gain `std` and no biases."""
     nn.init.orthogonal_(layer.weight, std)
-    nn.init.constant_(layer.bias, bias_const)
+    nn.init.zeros_(layer.bias)
     return layer
 
 
@@ -382,133 +290,49 @@ class RewardScaler(nn.Module):
         return (rewards / (self.statistics.var + 1e-8).sqrt()).clamp(-10, 10).float()
 
 
-class TanhMLP(nn.Sequential):
-    """Linear layers with tanh between them, in place: calls and allocations bound small networks, not arithmetic."""
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Returns the output of the last layer, which has no tanh."""
-        *inner, last = self
-        for layer in inner:
-            hidden = layer(hidden).tanh_()
-        return last(hidden)
-
-
-class TwinLinear(nn.Module):
-    """Two layers of separate networks as one batched product, which takes half the calls; weights are (2, in, out).
-
-    Where one layer is narrower, as the critic's last one is, zeros fill it up: nothing reads those outputs, so neither
-    gradients nor their norm know of them.
-    """
-
-    def __init__(self, *layers: nn.Linear) -> None:
-        super().__init__()
-        width = max(layer.out_features for layer in layers)
-        pads = [(0, width - layer.out_features) for layer in layers]
-        weights = [nn.functional.pad(layer.weight.T, pad) for layer, pad in zip(layers, pads, strict=True)]
-        biases = [nn.functional.pad(layer.bias, pad) for layer, pad in zip(layers, pads, strict=True)]
-        self.weight = nn.Parameter(torch.stack(weights).detach())
-        self.bias = nn.Parameter(torch.stack(biases).unsqueeze(1).detach())
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Returns the outputs (2, M, out) for inputs (2, M, in)."""
-        return torch.baddbmm(self.bias, hidden, self.weight)
-
-
-class LeanNormal(Normal):
-    """torch's Normal with fewer operations: its scale is not expanded to the shape of its mean."""
-
-    def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = None) -> None:
-        self.loc, self.scale = loc, scale
-        Distribution.__init__(self, loc.shape, validate_args=validate_args)
-
-    def sample(self) -> Tensor:
-        """Returns one sample (M, A) without a gradient."""
-        with torch.no_grad():
-            return self.loc + self.scale * torch.randn_like(self.loc)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Returns the log-densities (M, A) of values (M, A)."""
-        return -0.5 * ((value - self.loc) / self.scale).square() - (self.scale.log() + 0.5 * math.log(2 * math.pi))
-
-    def entropy(self) -> Tensor:
-        """Returns the entropies (M, A)."""
-        return (self.scale.log() + 0.5 * math.log(2 * math.pi * math.e)).expand(self.loc.shape)
-
-
 class Agent(nn.Module):
-    """Actor and critic in separate networks of tanh layers, with the statistics of the observations.
+    """Actor and critic in separate networks of tanh layers, with the statistics of the observations."""
 
-    Args:
-        obs_dim: O.
-        low: (A,) bounds of the actions, infinite where there is none.
-        high: (A,) likewise.
-        hidden_sizes: units of each hidden layer.
-        state_dependent_std: the actor gives the deviation too; else it is a parameter.
-        log_std_init: log of the deviation at the start.
-        tanh: squash samples into the bounds; else clip them.
-        norm_obs: scale observations by their statistics.
-    """
-
-    def __init__(
-        self,
-        obs_dim: int,
-        low: np.ndarray,
-        high: np.ndarray,
-        hidden_sizes: tuple[int, ...] = (64, 64),
-        state_dependent_std: bool = False,
-        log_std_init: float = 0.0,
-        tanh: bool = False,
-        norm_obs: bool = True,
-    ) -> None:
+    def __init__(self, args: Args, envs: VectorEnv) -> None:
         super().__init__()
-        self.state_dependent_std, self.tanh, self.norm_obs = state_dependent_std, tanh, norm_obs
-        self.obs_statistics = RunningMeanStd((obs_dim,))
-        self.register_buffer("low", torch.as_tensor(low, dtype=torch.float32), persistent=False)
-        self.register_buffer("high", torch.as_tensor(high, dtype=torch.float32), persistent=False)
-        actor, critic, size = [], [], obs_dim
-        for hidden_size in hidden_sizes:
-            actor.append(layer_init(nn.Linear(size, hidden_size)))
-            critic.append(layer_init(nn.Linear(size, hidden_size)))
+        self.state_dependent_std, self.tanh = args.state_dependent_std, args.action_bounds == "tanh"
+        self.distribution = Normal
+        self.norm_obs, size, box = args.norm_obs, envs.single_observation_space.shape[0], envs.single_action_space
+        self.obs_statistics = RunningMeanStd((size,))
+        self.register_buffer("low", torch.as_tensor(box.low, dtype=torch.float32), persistent=False)
+        self.register_buffer("high", torch.as_tensor(box.high, dtype=torch.float32), persistent=False)
+        self.actor, self.critic = nn.Sequential(), nn.Sequential()
+        for hidden_size in args.hidden_sizes:
+            for network in (self.actor, self.critic):
+                network.extend([layer_init(nn.Linear(size, hidden_size)), nn.Tanh()])
             size = hidden_size
         # A small gain starts the means near 0, whatever the observation.
-        actor.append(layer_init(nn.Linear(size, len(low) * (1 + state_dependent_std)), std=0.01))
-        nn.init.constant_(actor[-1].bias[len(low) :], log_std_init)
-        critic.append(layer_init(nn.Linear(size, 1), std=1))
-        self.actor_and_critic = TanhMLP(*map(TwinLinear, actor, critic))
-        if not state_dependent_std:
-            self.log_std = nn.Parameter(torch.full((len(low),), log_std_init))
+        self.actor.append(layer_init(nn.Linear(size, len(self.low) * (1 + args.state_dependent_std)), std=0.01))
+        nn.init.constant_(self.actor[-1].bias[len(self.low) :], args.log_std_init)
+        self.critic.append(layer_init(nn.Linear(size, 1), std=1))
+        if not args.state_dependent_std:
+            self.log_std = nn.Parameter(torch.full((len(self.low),), args.log_std_init))
 
     def normalise(self, obs: Tensor) -> Tensor:
         """Returns observations (M, O) with mean 0 and deviation 1, kept within +-10."""
         if not self.norm_obs:
             return obs.float()
-        mean, var = self.obs_statistics.mean.float(), self.obs_statistics.var.float()
-        return ((obs.float() - mean) * (var + 1e-8).rsqrt()).clamp(-10, 10)
+        # In float64, since float32 would round away what is small beside a large offset, such as a clock's.
+        scaled = (obs - self.obs_statistics.mean) * (self.obs_statistics.var + 1e-8).rsqrt()
+        return scaled.clamp(-10, 10).float()
 
-    def forward(self, obs: Tensor) -> tuple[Distribution, Tensor]:
-        """Returns policy and values (M,) for observations (M, O)."""
-        return self.of_scaled(self.normalise(obs))
+    def policy(self, scaled_obs: Tensor) -> Distribution:
+        """Returns the distribution of samples (M, A), which become actions by `bounded`, for scaled observations."""
+        output = self.actor(scaled_obs)
+        if not self.state_dependent_std:
+            return self.distribution(output, self.log_std.exp(), validate_args=False)
+        # The limits keep an exponential of an untrained output harmless.
+        mean, log_std = output.chunk(2, dim=-1)
+        return self.distribution(mean, log_std.clamp(-5, 2).exp(), validate_args=False)
 
-    def of_scaled(self, scaled_obs: Tensor) -> tuple[Distribution, Tensor]:
-        """Returns policy and values (M,) for observations (M, O) that `normalise` has scaled."""
-        actor_output, critic_output = self.actor_and_critic(scaled_obs.expand(2, *scaled_obs.shape))
-        return self.distribution_of(actor_output), critic_output[:, 0]
-
-    def policy(self, obs: Tensor) -> Distribution:
-        """Returns the distribution of samples (M, A), which become actions by `bounded`."""
-        return self(obs)[0]
-
-    def distribution_of(self, output: Tensor) -> Distribution:
-        """Returns the policy for the actor's output, (M, A) or with a state-dependent deviation (M, 2 A)."""
-        if self.state_dependent_std:
-            # The limits keep an exponential of an untrained output harmless.
-            mean, log_std = output.chunk(2, dim=-1)
-            return LeanNormal(mean, log_std.clamp(-5, 2).exp(), validate_args=False)
-        return LeanNormal(output, self.log_std.exp(), validate_args=False)
-
-    def value(self, obs: Tensor) -> Tensor:
-        """Returns the values (M,) of observations (M, O)."""
-        return self(obs)[1]
+    def value(self, scaled_obs: Tensor) -> Tensor:
+        """Returns the values (M,) of scaled observations (M, O)."""
+        return self.critic(scaled_obs).squeeze(-1)
 
     def bounded(self, sample: Tensor) -> Tensor:
         """Returns the actions (M, A) that the environment takes for samples (M, A)."""
@@ -530,125 +354,47 @@ class Agent(nn.Module):
 
     def act(self, obs: Tensor, greedy: bool) -> Tensor:
         """Returns the actions (M, A) that environments are to take: of the policy's means, or sampled."""
-        policy = self.policy(obs)
+        policy = self.policy(self.normalise(obs))
         return self.bounded(policy.mean if greedy else policy.sample())
-
-
-def make_agent(args: Args, envs: VectorEnv, device: torch.device) -> Agent:
-    """Returns a new agent for the spaces of the environments."""
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    return Agent(
-        obs_space.shape[0],
-        action_space.low,
-        action_space.high,
-        hidden_sizes=args.hidden_sizes,
-        state_dependent_std=args.state_dependent_std,
-        log_std_init=args.log_std_init,
-        tanh=args.action_bounds == "tanh",
-        norm_obs=args.norm_obs,
-    ).to(device)
-
-
-# ----- Storage -----
-@dataclass
-class VectorRollout:
-    """T steps of N environments; each tensor is (T, N, ...), and row t belongs to the transition from obs[t]."""
-
-    obs: Tensor
-    next_obs: Tensor
-    """what the transition led to: the final observation where an episode ended"""
-    actions: Tensor
-    """samples of the policy, before they were brought within the bounds"""
-    logprobs: Tensor
-    rewards: Tensor
-    terminations: Tensor
-    dones: Tensor
-
-    @classmethod
-    def empty(cls, num_steps: int, num_envs: int, obs_dim: int, action_dim: int) -> "VectorRollout":
-        """Returns storage, allocated once, on the CPU."""
-        dims = {"obs": (obs_dim,), "next_obs": (obs_dim,), "actions": (action_dim,)}
-        names = [field.name for field in dataclasses.fields(cls)]
-        return cls(**{name: torch.zeros((num_steps, num_envs, *dims.get(name, ()))) for name in names})
 
 
 # ----- Math -----
 def compute_gae(
-    rewards: Tensor,
-    values: Tensor,
-    next_values: Tensor,
-    terminations: Tensor,
-    dones: Tensor,
-    gamma: float,
-    gae_lambda: float,
+    rewards: Tensor, values: Tensor, next_value: Tensor, dones: Tensor, gamma: float, gae_lambda: float
 ) -> Tensor:
     """Returns the advantages (T, N) of generalised advantage estimation (Schulman et al. 2016, equation 16).
 
     Args:
-        rewards: (T, N) of the transitions from obs[t].
+        rewards: (T, N) of the transitions from obs[t], plus gamma * V(final obs) where a time limit cut an episode off.
         values: (T, N) V(obs[t]).
-        next_values: (T, N) V of what each transition led to, the final observation where an episode ended.
-        terminations: (T, N) 1 where the transition ended its task: nothing follows, so bootstrapping stops.
-        dones: (T, N) 1 where it ended its episode, by termination or by a time limit: the sum stops.
+        next_value: (N,) V of what the last transition led to.
+        dones: (T, N) 1 where the transition ended its episode: bootstrapping and the sum stop.
         gamma: discount.
         gae_lambda: decay of the sum.
     """
-    assert rewards.shape == values.shape == next_values.shape == terminations.shape == dones.shape, (
-        f"want (T, N) five times, got {[tuple(x.shape) for x in (rewards, values, next_values, terminations, dones)]}"
-    )
-    deltas = rewards + gamma * next_values * (1 - terminations) - values
-    advantages = torch.zeros_like(rewards)
-    tail = torch.zeros_like(rewards[0])
+    next_values = torch.cat([values[1:], next_value.unsqueeze(0)])
+    deltas = rewards + gamma * next_values * (1 - dones) - values
+    advantages, tail = torch.zeros_like(rewards), torch.zeros_like(next_value)
     for t in reversed(range(len(rewards))):
-        tail = deltas[t] + gamma * gae_lambda * (1 - dones[t]) * tail
-        advantages[t] = tail
+        advantages[t] = tail = deltas[t] + gamma * gae_lambda * (1 - dones[t]) * tail
     return advantages
 
 
-def policy_loss(new_logprobs: Tensor, logprobs: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
+def policy_loss(ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
     """Returns the negated clipped objective, the paper's equation 7, as a mean over (M,) samples."""
-    ratio = (new_logprobs - logprobs).exp()
     return torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)).mean()
 
 
-def critic_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: float | None) -> Tensor:
-    """Returns half the mean squared error of (M,) values; with clip_coef, each one's worse error, clipped or not.
+def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: float | None) -> Tensor:
+    """Returns half the mean squared error of (M,) values; with clip_coef, of each one the larger of two errors.
 
-    The clipped value stays within clip_coef of the old one, `values`, and where it was cut it has no gradient. So the
-    choice is made outside of the graph, which halves the time of the loss.
+    The second is that of the value kept within clip_coef of the old one, `values`.
     """
+    squared_error = (new_values - returns).square()
     if clip_coef is not None:
-        unclipped = new_values.detach()
-        clipped = unclipped.clamp(values - clip_coef, values + clip_coef)
-        new_values = torch.where((clipped - returns).abs() > (unclipped - returns).abs(), clipped, new_values)
-    return 0.5 * nn.functional.mse_loss(new_values, returns)
-
-
-def policy_change(new_logprobs: Tensor, logprobs: Tensor, clip_coef: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns how far the policy moved: two estimates of KL(old || new), and the share of clipped ratios, over (M,).
-
-    The first estimate is -log(ratio), the second (ratio - 1) - log(ratio): unbiased too, never negative, and of lower
-    variance (http://joschu.net/blog/kl-approx.html).
-    """
-    logratio = new_logprobs - logprobs
-    ratio = logratio.exp()
-    return (-logratio).mean(), (ratio - 1 - logratio).mean(), ((ratio - 1).abs() > clip_coef).float().mean()
-
-
-def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """Returns 1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant; nan if Var is 0."""
-    variance = returns.var(correction=0).item()
-    return 1 - (returns - values).var(correction=0).item() / variance if variance > 0 else float("nan")
-
-
-def minibatches(batch: list[Tensor], minibatch_size: int, epochs: int) -> Iterator[tuple[Tensor, ...]]:
-    """Yields each minibatch (M, ...) of several passes over the tensors (B, ...) of a batch.
-
-    Each pass shuffles all of them alike, in a fresh random order, and cuts them into pieces.
-    """
-    for _ in range(epochs):
-        order = torch.randperm(len(batch[0]), device=batch[0].device)
-        yield from zip(*(x[order].split(minibatch_size) for x in batch), strict=True)
+        clipped = values + (new_values - values).clamp(-clip_coef, clip_coef)
+        squared_error = torch.max(squared_error, (clipped - returns).square())
+    return 0.5 * squared_error.mean()
 
 
 def squash(sample: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -665,580 +411,411 @@ def squash_log_slope(sample: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return ((high - low).log() + math.log(2) - 2 * (sample + nn.functional.softplus(-2 * sample))).sum(-1)
 
 
-# ----- Evaluation -----
-EVAL_MAX_STEPS = 27_000
-"""longest evaluation episode in steps; ale-py ends games there too, at 108,000 frames"""
-
-
-class Evaluation(NamedTuple):
-    """Whole episodes: their undiscounted scores, their lengths in steps, and what else their environments measured."""
-
-    scores: list[float]
-    lengths: list[int]
-    measures: list[dict[str, float]]
-
-    def mean_measures(self) -> dict[str, float]:
-        """Returns the mean of each measure over the episodes that have it; one that was cut off has none."""
-        names = dict.fromkeys(name for measured in self.measures for name in measured)
-        return {name: float(np.mean([x[name] for x in self.measures if name in x])) for name in names}
-
-
-def quality(evaluation: Evaluation) -> list[float]:
-    """Returns by what `best.pt` is chosen: of two such lists, the first numbers that differ decide."""
-    return [float(np.mean(evaluation.scores))]
-
-
-def episode_measures(infos: dict[str, Any], i: int) -> dict[str, float]:
-    """Returns what the episode of environment i that just ended reported as `info["measures"]`, numbers by name."""
-    measures = infos.get("final_info", {}).get("measures", {})
-    return {name: float(measures[name][i]) for name in measures if f"_{name}" in measures and measures[f"_{name}"][i]}
-
-
-@torch.no_grad()
-def evaluate(
-    agent: nn.Module, envs: VectorEnv, episodes: int, seed: int, greedy: bool, device: torch.device, stop: "StopSignal"
-) -> Evaluation:
-    """Returns the scores and lengths of whole episodes; episode i is seeded with seed + i.
+def minibatch_loss(agent: Agent, args: Args, minibatch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """Returns the loss of a minibatch, and what LOSS_NAMES names of it (7,) but for the gradient's norm.
 
     Args:
         agent: is not changed.
-        envs: of `make_envs(..., training=False)`: true rewards, whole games. Episodes are played in turns of N.
-        episodes: how many.
-        seed: of the first episode; torch's global generator is seeded with it too, for the sampled actions.
-        greedy: take the most probable or the mean action; else sample.
-        device: where the agent is.
-        stop: raises where the user interrupts.
-
-    Raises:
-        FloatingPointError: a number of an environment is not finite.
+        args: of the script.
+        minibatch: scaled observations (M, O), samples (M, A), and (M,) log-probabilities, values, advantages, returns.
     """
-    torch.manual_seed(seed)
-    scores, lengths = np.zeros(0), np.zeros(0, dtype=np.int64)
-    measures: list[dict[str, float]] = []
-    while len(scores) < episodes:
-        obs, _ = envs.reset(seed=[seed + len(scores) + i for i in range(envs.num_envs)])
-        score, length = np.zeros(envs.num_envs), np.zeros(envs.num_envs, dtype=np.int64)
-        # Environments beyond the last episode are stepped along and not counted.
-        running = np.arange(envs.num_envs) < episodes - len(scores)
-        counted = int(running.sum())
-        measured: list[dict[str, float]] = [{} for _ in range(counted)]
-        while running.any() and length.max() < EVAL_MAX_STEPS:
-            stop.check()
-            action = agent.act(torch.as_tensor(obs, device=device), greedy)
-            obs, reward, termination, truncation, infos = envs.step(action.cpu().numpy())
-            check_finite(f"at step {length.max() + 1:,} of an evaluation", reward=reward, observation=obs)
-            score[running] += reward[running]
-            length[running] += 1
-            for i in np.flatnonzero(running & (termination | truncation)):
-                measured[i] = episode_measures(infos, i)
-            running &= ~(termination | truncation)
-        capped = int((length[:counted] >= EVAL_MAX_STEPS).sum())
-        if capped:
-            print(f"evaluation: {capped} of {counted} episodes met the cap of {EVAL_MAX_STEPS:,} steps and were cut")
-        scores = np.append(scores, score[:counted])
-        lengths = np.append(lengths, length[:counted])
-        measures += measured
-    return Evaluation(scores.tolist(), lengths.tolist(), measures)
+    scaled_obs, samples, logprobs, values, advantages, returns = minibatch
+    policy, new_values = agent.policy(scaled_obs), agent.value(scaled_obs)
+    logratio = agent.logprob(policy, samples) - logprobs
+    ratio = logratio.exp()
+    if args.norm_adv:
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    pg_loss = policy_loss(ratio, advantages, args.clip_coef)
+    v_loss = value_loss(new_values, values, returns, args.clip_coef if args.clip_vloss else None)
+    entropy = agent.entropy(policy).mean()
+    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+    # Two estimates of KL(old || new), the second of lower variance: http://joschu.net/blog/kl-approx.html
+    old_approx_kl, approx_kl = (-logratio).mean(), (ratio - 1 - logratio).mean()
+    clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
+    return loss, torch.stack([v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac]).detach()
+
+
+def quality(evaluation: dict[str, np.ndarray]) -> list[float]:
+    """Returns the score by which `best.pt` is chosen, a list: the first numbers that differ decide."""
+    return [float(evaluation["return"].mean())]
+
+
+# ----- Evaluation -----
+EVAL_MAX_STEPS = 27_000
+"""longest episode where an environment has no limit of its own; ale-py ends games there too, at 108,000 frames"""
+Evaluation = dict[str, np.ndarray]
+"""true scores "return", "length" and what else an environment measures, arrays (E,) over episodes"""
+
+
+def finished_episodes(infos: dict[str, Any]) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yields the environment, and "return", "length" and measures of each whole episode that ended in this step."""
+    for i in np.flatnonzero(infos.get("_whole_episode", [])):
+        values = {name: float(x[i]) for name, x in infos["whole_episode"].items() if not name.startswith("_")}
+        yield int(i), {"return": values.pop("r"), "length": values.pop("l"), **values}
+
+
+def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
+    """Returns what `finished_episodes` says of an episode of each seed, all at once; `film` is a folder for videos."""
+    episodes: dict[int, dict[str, float]] = {}
+    with closing_envs(make_envs(args, len(seeds), "rgb_array" if film else None)) as envs:
+        obs, _ = envs.reset(seed=seeds[0])
+        options = {"fps": envs.metadata.get("render_fps", 30), "macro_block_size": 2}
+        films = [imageio.get_writer(film / f"seed-{seed}.mp4", **options) for seed in seeds if film]
+        while len(episodes) < len(seeds):
+            stop_if_asked()
+            for i in [i for i in range(len(films)) if i not in episodes]:
+                films[i].append_data(envs.envs[i].render())
+            action = agent.act(torch.from_numpy(obs).to(device), args.eval_greedy)
+            obs, _, _, _, infos = envs.step(action.cpu().numpy())
+            for i, episode in finished_episodes(infos):
+                # An environment whose episode has ended is stepped along and not counted again.
+                episodes.setdefault(i, episode)
+    for video in films:
+        video.close()
+    return [episodes[i] for i in range(len(seeds))]
 
 
 @torch.no_grad()
-def record_videos(
-    agent: nn.Module, args: Args, episodes: int, seed: int, folder: Path, device: torch.device, stop: "StopSignal"
-) -> None:
-    """Plays episodes in an environment of its own, which can draw, and writes one MP4 file each to the folder."""
-    import imageio.v2 as imageio
+def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film: Path | None = None) -> Evaluation:
+    """Returns the scores of whole episodes in fresh environments, episode i seeded with seed + i.
 
-    env = make_env(args, training=False, render_mode="rgb_array")()
-    torch.manual_seed(seed)
-    folder.mkdir(exist_ok=True)
-    try:
-        for i in range(episodes):
-            path = folder / f"seed-{seed + i}.mp4"
-            with imageio.get_writer(path, fps=env.metadata.get("render_fps", 30), macro_block_size=2) as video:
-                obs, _ = env.reset(seed=seed + i)
-                ended, length = False, 0
-                while not ended and length < EVAL_MAX_STEPS:
-                    stop.check()
-                    video.append_data(env.render())
-                    action = agent.act(torch.as_tensor(obs, device=device).unsqueeze(0), args.eval_greedy)
-                    obs, _, terminated, truncated, _ = env.step(action.cpu().numpy()[0])
-                    ended, length = terminated or truncated, length + 1
-                video.append_data(env.render())
-            print(f"video: {path}")
-    finally:
-        env.close()
+    The random streams of training stay as they were. `film` is a folder for videos of the first three episodes.
+    """
+    seeds, filmed = range(seed, seed + args.eval_episodes), 3 if film else 0
+    streams = random.getstate(), np.random.get_state()  # noqa: NPY002 (users' environments may draw from it)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        seed_everything(seed)
+        episodes = play(agent, args, seeds[:filmed], device, film) if film else []
+        for i in range(filmed, len(seeds), 32):
+            episodes += play(agent, args, seeds[i : i + 32], device, None)
+    random.setstate(streams[0])
+    np.random.set_state(streams[1])  # noqa: NPY002
+    return {name: np.array([episode.get(name, np.nan) for episode in episodes]) for name in episodes[0]}
 
 
-def evaluate_now(agent: nn.Module, args: Args, seed: int, device: torch.device, stop: "StopSignal") -> Evaluation:
-    """Evaluates in fresh environments; the training's random streams stay as they were."""
-    states = random_states()
-    num_envs = min(args.num_envs, args.eval_episodes)
-    try:
-        with closing_envs(make_envs(args, num_envs, training=False)) as envs:
-            return evaluate(agent, envs, args.eval_episodes, seed, args.eval_greedy, device, stop)
-    finally:
-        set_random_states(states)
-
-
-def final_evaluation(
-    agent: nn.Module, args: Args, folder: Path, device: torch.device, stop: "StopSignal"
-) -> Evaluation:
+def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.device) -> Evaluation:
     """Evaluates on episodes that had no part in choosing `best.pt`, and prints them; with videos where asked for."""
-    evaluation = evaluate_now(agent, args, args.seed + 20_000, device, stop)
-    if args.capture_video:
-        record_videos(agent, args, min(args.eval_episodes, 3), args.seed + 20_000, folder / "videos", device, stop)
-    report_evaluation(evaluation)
+    film = folder / "videos" if args.capture_video else None
+    if film:
+        film.mkdir(exist_ok=True)
+        print(f"videos: {film}, of the first episodes, on gymnasium's environments, which draw", flush=True)
+    evaluation = evaluate(agent, args, args.seed + 20_000, device, film)
+    scores, lengths = evaluation["return"], evaluation["length"]
+    for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
+        capped = f", cut at the cap of {EVAL_MAX_STEPS:,} steps" if length >= EVAL_MAX_STEPS else ""
+        print(f"episode {i}: return={score:g} length={length:g}{capped}")
+    numbers = {"mean": scores.mean(), "std": scores.std(), "min": scores.min(), "max": scores.max()}
+    numbers |= {"episodes": len(scores), "mean_length": lengths.mean()}
+    numbers |= {name: np.nanmean(x) for name, x in evaluation.items() if name not in ("return", "length")}
+    print("eval:", *(f"{name}={round(float(x), 4):g}" for name, x in numbers.items()), flush=True)
     return evaluation
 
 
+def evaluate_checkpoint(args: Args) -> None:
+    """Evaluates the checkpoint or agent file at args.evaluate, which is not changed, and prints the result."""
+    device = prepare(args)
+    with closing_envs(make_envs(args, 1)) as envs:
+        agent = Agent(args, envs).to(device)
+    load_checkpoint(args.evaluate, agent=agent)
+    final_evaluation(agent, args, checkpoint_path(args.evaluate).parent, device)
+
+
 # ----- Training -----
-LOSS_NAMES = ("value_loss", "policy_loss", "entropy", "grad_norm", "old_approx_kl", "approx_kl", "clipfrac")
+PACKAGES = (torch, gym, np)
+"""those whose versions args.json tells"""
+LOSS_NAMES = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
 
 
-def train(args: Args) -> tuple[Agent, list[float]]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
-    """Trains, evaluates and saves an agent, or goes on with the run that args.resume names.
-
-    Returns:
-        The agent, and the scores of the final evaluation.
+def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
+    """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run.
 
     Raises:
-        UsageError: the arguments do not fit the environment, the machine or the checkpoint.
-        Interrupted: by Ctrl-C or SIGTERM, after a checkpoint was written.
-        FloatingPointError: a number of the environment or a loss is not finite; the last checkpoint stays as it was.
+        UsageError: the arguments do not fit the environment or the checkpoint.
+        SystemExit: by Ctrl-C, SIGTERM or SIGHUP, after a checkpoint was written.
+        FloatingPointError: a loss is not finite; the last checkpoint stays as it was.
     """
-    checkpoint = load_checkpoint(args.resume) if args.resume else None
     device = prepare(args)
-    check_drawing(args)
     with ExitStack() as cleanup:
-        stop = cleanup.enter_context(StopSignal())
-        envs = cleanup.enter_context(closing_envs(make_envs(args, args.num_envs, training=True)))
-        obs_dim, action_dim = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]
-        # float32; a row is two observations, the action, and 4 numbers of the transition.
-        storage_bytes = 4 * args.batch_size * (2 * obs_dim + action_dim + 4)
-        # It lies on the CPU, and its copy for an update on the device.
-        check_memory(storage_bytes, torch.device("cpu"))
-        check_memory(storage_bytes, device)
-
-        agent = make_agent(args, envs, device)
+        envs = cleanup.enter_context(closing_envs(make_envs(args, args.num_envs)))
+        agent = Agent(args, envs).to(device)
         reward_scaler = RewardScaler(args.num_envs, args.gamma)
-        # The networks' tensors become views of one vector, so that the optimizer has one tensor to step, not seven.
-        parameters = list(agent.parameters())
-        vector = nn.Parameter(nn.utils.parameters_to_vector(parameters).detach())
-        nn.utils.vector_to_parameters(vector, parameters)
-        optimizer = torch.optim.Adam([vector], lr=args.learning_rate, eps=1e-5, fused=True)
+        # A rate in a tensor does not have to be compiled anew where it changes.
+        parameters, rate = list(agent.parameters()), torch.tensor(args.learning_rate)
+        optimizer = torch.optim.Adam(parameters, lr=rate, eps=1e-5, foreach=False, fused=not args.compile)
+        size, space = (args.num_steps, args.num_envs), envs.single_observation_space
+        obs_dim, action_dim = space.shape[0], envs.single_action_space.shape[0]
+        check_memory(args.batch_size * (2 * obs_dim * space.dtype.itemsize + 4 * action_dim + 24), device)
+        total = args.num_iterations * args.batch_size
+        before = load_checkpoint(args.resume)["args"] if args.resume is not None else vars(args)
+        same_batch = before["num_envs"] * before["num_steps"] == args.batch_size
+        require(same_batch, "--num-envs times --num-steps, the batch, must stay what it was in a resumed run")
         modules = {"agent": agent, "reward_scaler": reward_scaler, "optimizer": optimizer}
-        counters = {"iteration": 0, "global_step": 0, "updates": 0, "episodes": 0, "best_eval": None, "evaluated": 0}
-        if checkpoint:
-            if checkpoint["args"]["num_envs"] * checkpoint["args"]["num_steps"] != args.batch_size:
-                raise UsageError("--num-envs times --num-steps, the batch size, must stay what it was in a resumed run")
-            restore(checkpoint, args.resume, counters, **modules)
-        trained = counters["iteration"] >= args.num_iterations
-        evaluated = not args.eval_every or counters["evaluated"] == counters["global_step"]
-        if trained and evaluated:
-            print(f"this run is finished, at step {counters['global_step']:,}; a larger --total-timesteps goes on")
-            folder = run_folder_of(args.resume)
-            evaluation = final_evaluation(agent, args, folder, device, stop)
-            if not (folder / "best.pt").exists():
-                # The run was interrupted in its only evaluation.
-                save_checkpoint(folder / "best.pt", args, counters, modules)
-            return agent, evaluation.scores
+        run = cleanup.enter_context(Run(args, "global_step", total, **modules))
 
-        rollout = VectorRollout.empty(args.num_steps, args.num_envs, obs_dim, action_dim)
-        run = cleanup.enter_context(Run(args, stop, counters, modules))
-        run.announce(device, describe_envs(args), storage_bytes, args.num_iterations * args.batch_size)
-        if trained or crossed(args.eval_every, counters["evaluated"], counters["global_step"]):
-            # The run was interrupted in this evaluation.
-            run.keep_best(evaluate_now(agent, args, args.seed + 10_000, device, stop))
-        env_seed = reset_seed(args.seed, counters["global_step"])
-        envs.action_space.seed(env_seed)
-        obs, _ = envs.reset(seed=env_seed)
-        check_finite("at a reset", observation=obs)
+        def act(scaled_obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            policy = agent.policy(scaled_obs)
+            sample = policy.sample()
+            return sample, agent.logprob(policy, sample), agent.bounded(sample)
 
-        for iteration in range(counters["iteration"] + 1, args.num_iterations + 1):
-            start_time, start_step = time.perf_counter(), counters["global_step"]
-            learning_rate = args.learning_rate
-            if args.anneal_lr:
-                learning_rate *= 1 - (iteration - 1) / args.num_iterations
-            optimizer.param_groups[0]["lr"] = learning_rate
-            episodes: list[tuple[int, float, int]] = []
+        loss_of, clip_norm, step = minibatch_loss, nn.utils.clip_grad_norm_, optimizer.step
+        if args.compile:
+            torch._logging.set_logs(dynamo=logging.ERROR)  # it warns of what it leaves out of the optimizer
+            act, loss_of, clip_norm, step = (torch.compile(x) for x in (act, loss_of, clip_norm, step))
+
+        # Storage of one rollout, on the CPU, where the environments are; observations keep the type they have.
+        dtype = torch.float64 if space.dtype == np.float64 else torch.float32
+        obs, final_obs = torch.zeros((2, *size, obs_dim), dtype=dtype)
+        actions, logprobs = torch.zeros((*size, action_dim)), torch.zeros(size)
+        rewards, dones, cut_off = torch.zeros((3, *size))
+
+        next_obs, _ = envs.reset(seed=run.env_seed)
+        for iteration in range(run.counters["global_step"] // args.batch_size + 1, args.num_iterations + 1):
+            start_time, start_step = time.perf_counter(), (iteration - 1) * args.batch_size
+            remaining = 1 - (iteration - 1) / args.num_iterations
+            optimizer.param_groups[0]["lr"].fill_(args.learning_rate * (remaining if args.anneal_lr else 1))
 
             # Collect T steps from each of the N environments.
             for t in range(args.num_steps):
-                stop.check()
-                rollout.obs[t] = torch.from_numpy(obs)
-                with torch.inference_mode():
-                    policy = agent.policy(rollout.obs[t].to(device))
-                    sample = policy.sample()
-                    rollout.actions[t] = sample
-                    rollout.logprobs[t] = agent.logprob(policy, sample)
-                    action = agent.bounded(sample).cpu().numpy()
-                obs, reward, termination, truncation, infos = envs.step(action)
-                done = termination | truncation
-                next_obs = true_next_obs(obs, done, infos)
-                global_step = start_step + (t + 1) * args.num_envs
-                check_finite(f"at step {global_step:,}", reward=reward, observation=obs, final_observation=next_obs)
-                rollout.next_obs[t] = torch.from_numpy(next_obs)
-                rollout.rewards[t] = torch.from_numpy(reward)
-                rollout.terminations[t] = torch.from_numpy(termination)
-                rollout.dones[t] = torch.from_numpy(done)
-                episodes += [(global_step, score, length) for score, length in finished_episodes(infos)]
+                stop_if_asked()
+                obs[t] = torch.from_numpy(next_obs)
+                with torch.no_grad():
+                    actions[t], logprobs[t], action = act(agent.normalise(obs[t].to(device)))
+                next_obs, reward, termination, truncation, infos = envs.step(action.cpu().numpy())
+                rewards[t], dones[t] = torch.from_numpy(reward), torch.from_numpy(termination | truncation)
+                cut_off[t] = torch.from_numpy(truncation & ~termination)
+                final_obs[t] = torch.from_numpy(next_obs)
+                for i in np.flatnonzero(truncation):
+                    # Where an episode ended, next_obs is the start of the next one already.
+                    final_obs[t, i] = torch.from_numpy(infos["final_obs"][i])
+                for _, episode in finished_episodes(infos):
+                    run.log_episode(start_step + (t + 1) * args.num_envs, episode)
 
-            # The targets. next_obs is what a time limit cut off, too: that is not the end of the task.
-            b_obs, b_next_obs = (x.flatten(0, 1).to(device) for x in (rollout.obs, rollout.next_obs))
+            # A time limit is not the end of the task: bootstrap from the observation that it cut off.
             with torch.no_grad():
-                values, next_values = (agent.value(x).view_as(rollout.rewards).cpu() for x in (b_obs, b_next_obs))
-            rewards = reward_scaler(rollout.rewards, rollout.dones) if args.norm_reward else rollout.rewards
-            ends = (rollout.terminations, rollout.dones)
-            advantages = compute_gae(rewards, values, next_values, *ends, args.gamma, args.gae_lambda)
+                scaled_obs, scaled_final_obs = (agent.normalise(x.to(device)) for x in (obs, final_obs))
+                values, final_values = agent.value(scaled_obs).cpu(), agent.value(scaled_final_obs).cpu()
+            scaled_rewards = reward_scaler(rewards, dones) if args.norm_reward else rewards
+            scaled_rewards = scaled_rewards + args.gamma * final_values * cut_off
+            advantages = compute_gae(scaled_rewards, values, final_values[-1], dones, args.gamma, args.gae_lambda)
             returns = advantages + values
 
-            # (T, N, ...) -> (B, ...), then several passes in random minibatches. Observations are scaled once for all,
-            # since their statistics stay as they are meanwhile.
-            stacked = (rollout.actions, rollout.logprobs, values, advantages, returns)
-            batch = [agent.normalise(b_obs), *(x.flatten(0, 1).to(device) for x in stacked)]
-            losses, logprob_pairs = [], []
-            for minibatch in minibatches(batch, args.minibatch_size, args.update_epochs):
-                mb_scaled_obs, mb_actions, mb_logprobs, mb_values, mb_advantages, mb_returns = minibatch
-                policy, new_values = agent.of_scaled(mb_scaled_obs)
-                new_logprobs = agent.logprob(policy, mb_actions)
-                if args.norm_adv:
-                    std, mean = torch.std_mean(mb_advantages)
-                    mb_advantages = (mb_advantages - mean) / (std + 1e-8)
-                pg_loss = policy_loss(new_logprobs, mb_logprobs, mb_advantages, args.clip_coef)
-                v_clip = args.clip_coef if args.clip_vloss else None
-                v_loss = critic_loss(new_values, mb_values, mb_returns, v_clip)
-                with torch.set_grad_enabled(args.ent_coef > 0):
-                    entropy = agent.entropy(policy).mean()
-                loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
-
-                vector.grad = nn.utils.parameters_to_vector(torch.autograd.grad(loss, parameters))
-                grad_norm = vector.grad.norm()
-                vector.grad *= (args.max_grad_norm / (grad_norm + 1e-6)).clamp(max=1)
-                losses.append(torch.stack([v_loss, pg_loss, entropy, grad_norm]).detach())
-                logprob_pairs.append((new_logprobs.detach(), mb_logprobs))
-                if args.target_kl is not None:
-                    _, approx_kl, _ = policy_change(*logprob_pairs[-1], args.clip_coef)
-                    if approx_kl > args.target_kl:
-                        break
-                optimizer.step()
-                counters["updates"] += 1
+            # (T, N, ...) -> (B, ...), then several passes in random minibatches.
+            stacked = (scaled_obs, actions, logprobs, values, advantages, returns)
+            batch = [x.flatten(0, 1).to(device) for x in stacked]
+            losses = []
+            passes = (torch.randperm(args.batch_size, device=device) for _ in range(args.update_epochs))
+            for mb_inds in (x for order in passes for x in order.chunk(args.num_minibatches)):
+                minibatch = tuple(x[mb_inds] for x in batch)
+                loss, terms = loss_of(agent, args, minibatch)
+                optimizer.zero_grad()
+                loss.backward()
+                losses.append(torch.cat([terms, clip_norm(parameters, args.max_grad_norm, foreach=False).view(1)]))
+                if args.target_kl is not None and terms[4] > args.target_kl:
+                    break
+                step()
 
             # Between rollout and update they must stay, else the ratio of new and old policy would not start at 1.
-            agent.obs_statistics.update(b_obs)
-            # All minibatches are of one size, so the mean over their samples is the mean over minibatches.
-            changes = policy_change(*map(torch.cat, zip(*logprob_pairs, strict=True)), args.clip_coef)
-            mean_losses = [*torch.stack(losses).mean(0).tolist(), *torch.stack(changes).tolist()]
-            # The last step may have spoilt the weights, which no loss has seen yet.
-            with torch.no_grad():
-                mean = agent.policy(b_obs[:1]).mean
-            if not all(map(math.isfinite, mean_losses)) or not mean.isfinite().all():
+            agent.obs_statistics.update(obs.flatten(0, 1).to(device))
+            means = torch.stack(losses).mean(0).tolist()
+            run.counters["global_step"] = global_step = iteration * args.batch_size
+            if not np.isfinite(means).all():
                 raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
-            counters.update(iteration=iteration, global_step=global_step, episodes=counters["episodes"] + len(episodes))
-            scalars = {f"losses/{name}": mean for name, mean in zip(LOSS_NAMES, mean_losses, strict=True)}
-            scalars["losses/explained_variance"] = explained_variance(values, returns)
-            scalars["charts/learning_rate"] = learning_rate
+            scalars = {f"losses/{name}": mean for name, mean in zip(LOSS_NAMES, means, strict=True)}
+            scalars["losses/explained_variance"] = (1 - (returns - values).var() / returns.var()).item()
+            scalars["charts/learning_rate"] = float(optimizer.param_groups[0]["lr"])
             scalars["charts/SPS"] = args.batch_size / (time.perf_counter() - start_time)
-            run.log(scalars, episodes)
+            run.log(scalars)
 
             last = iteration == args.num_iterations
             if args.eval_every and (last or crossed(args.eval_every, start_step, global_step)):
-                run.keep_best(evaluate_now(agent, args, args.seed + 10_000, device, stop))
-            if last or crossed(args.checkpoint_every, start_step, global_step):
+                run.keep_best(evaluate(agent, args, args.seed + 10_000, device))
+            elif last or crossed(args.checkpoint_every, start_step, global_step):
                 run.save("latest.pt")
 
-        evaluation = final_evaluation(agent, args, run.folder, device, stop)
-        if not args.eval_every:
+        evaluation = final_evaluation(agent, args, run.folder, device)
+        if run.counters["evaluated"] < run.counters["global_step"]:
             run.keep_best(evaluation)
-        return agent, evaluation.scores
+        return agent, evaluation["return"]
 
 
 # ----- Bookkeeping -----
-FORMAT_VERSION = 1
-NOT_STORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
+# The same in all scripts of this kind, as Evaluation is; nothing here is part of the algorithm.
+FORMAT_VERSION = 2
+NOT_RESTORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
+
+signals: list[int] = []
+"""Ctrl-C, SIGTERM and SIGHUP that came: the first ends the run at the next `stop_if_asked`, a second one at once."""
 
 
 class UsageError(Exception):
     """What the user asked for cannot be done: one line on standard error, exit status 2."""
 
 
-class Interrupted(SystemExit):
-    """Ctrl-C or SIGTERM; the exit status is 128 + the signal's number."""
+def require(condition: bool, message: str) -> None:
+    """Raises a UsageError with the message unless the condition holds."""
+    if not condition:
+        raise UsageError(message)
 
 
-class StopSignal:
-    """Turns the first Ctrl-C or SIGTERM into an `Interrupted` at the next `check`; a second one ends at once."""
-
-    def __enter__(self) -> "StopSignal":
-        self.signum: int | None = None
-        self.previous = {}
-        if threading.current_thread() is threading.main_thread():
-            self.previous = {signum: signal.signal(signum, self.handle) for signum in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for signum, handler in self.previous.items():
-            signal.signal(signum, handler)
-
-    def handle(self, signum: int, frame: FrameType | None) -> None:
-        """Notes the first signal; a handler may interrupt anything, so the work is done at the next `check`."""
-        if self.signum is not None:
-            os._exit(128 + self.signum)
-        self.signum = signum
+def note_signal(signum: int, frame: object) -> None:
+    """Handles a signal, at any moment, so it does no more than this."""
+    if signals:
+        os._exit(128 + signals[0])
+    signals.append(signum)
+    with suppress(OSError):  # the terminal may be gone
         os.write(2, b"\nstopping; a second signal ends at once\n")
 
-    def check(self) -> None:
-        """Raises Interrupted if a signal came."""
-        if self.signum is not None:
-            raise Interrupted(128 + self.signum)
+
+def stop_if_asked() -> None:
+    """Ends the program with status 128 + its number if a signal came."""
+    if signals:
+        raise SystemExit(128 + signals[0])
 
 
 class Run:
-    """A run's folder, its log and its checkpoints; leaving it by an interruption writes `latest.pt`.
+    """A run's folder with its log and checkpoints of the modules; the bar shows the counter `unit` up to `total`."""
 
-    Args:
-        args: of the script; `args.resume` goes on in that run's folder.
-        stop: of this process.
-        counters: with at least global_step and best_eval; the training loop updates them.
-        modules: what has a state_dict and goes into a checkpoint, by name.
-
-    Raises:
-        UsageError: the folder cannot be made, or a package that the arguments ask for is missing.
-    """
-
-    def __init__(self, args: Args, stop: StopSignal, counters: dict[str, Any], modules: dict[str, Any]) -> None:
-        self.args, self.stop, self.counters, self.modules = args, stop, counters, modules
-        self.folder = run_folder_of(args.resume) if args.resume else make_run_folder(args)
-        for stray in self.folder.glob("*.tmp*"):
+    def __init__(self, args: Args, unit: str, total: int, **modules: Any) -> None:  # noqa: ANN401
+        self.args, self.unit, self.modules = args, unit, modules
+        self.counters: dict[str, Any] = {"global_step": 0, "episodes": 0, "evaluated": 0, "best_eval": []}
+        if args.resume is not None:
+            self.counters |= load_checkpoint(args.resume, **modules)["counters"]
+        step = self.counters["global_step"]
+        # Emulators and random streams are not stored: a resumed run starts new episodes, seeded from seed and step.
+        # Were the environments' seed the run's own, runs of neighbouring seeds would share most starts.
+        self.env_seed = int(np.random.SeedSequence([args.seed, step]).generate_state(1)[0] % 2**30)
+        if args.resume is not None:
+            seed_everything(self.env_seed)
+        # The time in milliseconds, so that two runs that start in one second get two folders.
+        name = re.sub(r"[/:\\]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time_ns() // 1_000_000}")
+        self.folder = Path(args.run_dir) / name if args.resume is None else checkpoint_path(args.resume).parent
+        try:
+            str(self.folder).encode()  # TensorBoard takes no other names
+            self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
+        except (OSError, UnicodeEncodeError) as error:
+            raise UsageError(f"--run-dir {args.run_dir}: cannot make {name} there: {error}") from error
+        for stray in self.folder.glob("*.tmp"):
             stray.unlink()
-        write_args_json(self.folder, args, counters["global_step"])
+        about = {"args": dataclasses.asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
+        about["versions"] = {x.__name__: x.__version__ for x in PACKAGES} | {"python": platform.python_version()}
+        git = f"git -C {shlex.quote(str(Path(__file__).resolve().parent))} rev-parse HEAD"
+        status, commit = subprocess.getstatusoutput(git)
+        cuda = args.cuda and torch.cuda.is_available()
+        about["device"] = torch.cuda.get_device_name() if cuda else f"cpu {platform.machine()}"
+        about |= {"git_commit": None if status else commit, "threads": torch.get_num_threads(), "global_step": step}
+        about["wandb_id"] = re.sub(r"\W", "-", self.folder.name)
+        (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
         if args.track:
             import wandb
 
-            wandb.init(
-                project=args.wandb_project_name,
-                entity=args.wandb_entity,
-                name=self.folder.name,
-                config=dataclasses.asdict(args),
-                sync_tensorboard=True,
-            )
-        # Purging removes the named step itself, which the resumed run does not draw again.
-        purge_step = counters["global_step"] + 1 if args.resume else None
-        self.writer = SummaryWriter(str(self.folder), purge_step=purge_step)
-        rows = "\n".join(f"|{name}|{value}|" for name, value in dataclasses.asdict(args).items())
-        self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", counters["global_step"])
+            names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": self.folder.name}
+            wandb.init(**names, id=about["wandb_id"], resume="allow", config=about["args"], sync_tensorboard=True)
+        # Purging drops what an earlier start logged beyond the checkpoint.
+        purge_step = None if args.resume is None else step + 1
+        self.writer = SummaryWriter(str(self.folder), purge_step=purge_step, flush_secs=5)
+        rows = "\n".join(f"|{name}|{value}|" for name, value in about["args"].items())
+        self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", step)
+        state = "this run is finished, a larger total goes on" if self.counters[unit] >= total else "going on"
+        state = "a new run" if args.resume is None else state
+        print(f"run folder: {self.folder}\n{state}, at step {step:,}", flush=True)
         self.recent_scores: deque[float] = deque(maxlen=100)
-        self.bar: tqdm | None = None
-        self.start = self.last_line = time.perf_counter()
+        style = {"dynamic_ncols": True}
+        if not (sys.stderr.isatty() and os.get_terminal_size(2).columns):
+            line = "{n:,} of {total:,}{unit}s, {rate_fmt}{postfix}, {remaining} left\n"
+            style = {"mininterval": 30, "maxinterval": 60, "delay": 1, "bar_format": line}
+        bar = {"total": total, "initial": self.counters[unit], "disable": not args.progress}
+        self.bar = tqdm(unit=" episode" if unit == "episodes" else " step", **bar, **style)
 
     def __enter__(self) -> "Run":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self.bar:
-            self.bar.close()
         # A signal to all processes of the run ends environment processes too, which reads as a broken pipe.
-        ends_by_signal = (Interrupted, EOFError, BrokenPipeError, ConnectionResetError)
-        interrupted = self.stop.signum is not None and kind in ends_by_signal
+        interrupted = signals and kind and issubclass(kind, SystemExit | EOFError | ConnectionError)
         if interrupted:
             self.save("latest.pt")
-            print(f"interrupted at step {self.counters['global_step']:,}; go on with: {self.command('--resume')}")
-        with nullcontext() if kind is None else suppress(Exception):
+        with suppress(OSError):  # the terminal may be gone, the disk full
+            self.bar.close()
             self.writer.close()
-        if self.args.track:
-            import wandb
-
-            wandb.finish(exit_code=0 if kind is None else 1)
-        if kind is None:
-            print(f"run folder: {self.folder}\nlook at it: tensorboard --logdir {self.folder.parent}")
+            folder, parent = (shlex.quote(str(path)) for path in (self.folder, self.folder.parent))
+            if interrupted:
+                command = f"python {shlex.quote(sys.argv[0])} --resume {folder}"
+                print(f"interrupted at step {self.counters['global_step']:,}; go on with: {command}", flush=True)
+            elif not kind:
+                print(f"run folder: {folder}\nlook at it: tensorboard --logdir {parent}", flush=True)
         if interrupted:
-            raise Interrupted(128 + self.stop.signum) from None
+            raise SystemExit(128 + signals[0]) from None
 
-    def command(self, flag: str) -> str:
-        """Returns the command that resumes or evaluates this run."""
-        return f"python {Path(__file__).name} {flag} {shlex.quote(str(self.folder))}"
-
-    def announce(
-        self, device: torch.device, environment: str, storage_bytes: int, total: int, unit: str = "steps"
-    ) -> None:
-        """Says what runs where, and starts the progress bar, which counts steps or the counter of the unit's name."""
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-        print(f"run folder: {self.folder}\ndevice: {device} ({name})\nenvironment: {environment}")
-        print(f"storage: {storage_bytes / 2**20:,.1f} MiB", flush=True)
-        self.total, self.unit, self.counter = total, unit, "global_step" if unit == "steps" else unit
-        self.start_count = self.counters[self.counter]
-        if self.args.progress and sys.stderr.isatty():
-            self.bar = tqdm(total=total, initial=self.start_count, unit=f" {unit}", dynamic_ncols=True)
-
-    def log(self, scalars: dict[str, float], episodes: list[tuple[int, float, int]]) -> None:
-        """Writes scalars at the global step, and finished episodes (step, score, length) each at its own."""
-        for step, score, length in episodes:
-            self.writer.add_scalar("charts/episodic_return", score, step)
-            self.writer.add_scalar("charts/episodic_length", length, step)
-            self.recent_scores.append(score)
-        global_step = self.counters["global_step"]
+    def log(self, scalars: dict[str, float]) -> None:
+        """Writes scalars at the global step, and moves the progress bar on."""
         for name, value in scalars.items():
-            self.writer.add_scalar(name, value, global_step)
+            self.writer.add_scalar(name, value, self.counters["global_step"])
         self.writer.flush()
-        score_text = f"{np.mean(self.recent_scores):.1f}" if self.recent_scores else "none yet"
-        now, done = time.perf_counter(), self.counters[self.counter]
-        if self.bar:
-            self.bar.set_postfix_str(f"return {score_text}", refresh=False)
-            self.bar.update(done - self.bar.n)
-        elif now - self.last_line > 10 and done > self.start_count:
-            self.last_line = now
-            rate = (done - self.start_count) / (now - self.start)
-            left = timedelta(seconds=int((self.total - done) / rate))
-            progress = f"{self.unit[:-1]} {done:,} of {self.total:,}, {rate:,.0f} {self.unit}/s"
-            print(f"{progress}, return {score_text}, {left} left", flush=True)
+        self.bar.update(self.counters[self.unit] - self.bar.n)
+
+    def log_episode(self, step: int, episode: dict[str, float]) -> None:
+        """Writes score, length and measures of an episode that ended in training, at its own step."""
+        for name, value in episode.items():
+            tag = f"charts/episodic_{name}" if name in ("return", "length") else f"charts/{name}"
+            self.writer.add_scalar(tag, value, step)
+        self.recent_scores.append(episode["return"])
+        self.bar.set_postfix_str(f"return {np.mean(self.recent_scores):.1f}", refresh=False)
 
     def keep_best(self, evaluation: Evaluation) -> None:
         """Logs an evaluation, and writes `best.pt` if none was better; a tie keeps the newer."""
-        means = {"return_mean": np.mean(evaluation.scores), "return_std": np.std(evaluation.scores)}
-        means |= {"length_mean": np.mean(evaluation.lengths)}
-        means |= {f"{name}_mean": mean for name, mean in evaluation.mean_measures().items()}
-        for name, value in means.items():
-            self.writer.add_scalar(f"eval/{name}", value, self.counters["global_step"])
+        means = {f"eval/{name}_mean": np.nanmean(values) for name, values in evaluation.items()}
+        self.log(means | {"eval/return_std": evaluation["return"].std()})
         self.counters["evaluated"] = self.counters["global_step"]
-        if self.counters["best_eval"] is None or quality(evaluation) >= self.counters["best_eval"]:
+        if quality(evaluation) >= self.counters["best_eval"]:
             self.counters["best_eval"] = quality(evaluation)
             self.save("best.pt")
         self.save("latest.pt")
 
     def save(self, name: str) -> None:
-        """Writes a checkpoint; one that is cut off at any moment leaves the old file whole."""
+        """Writes a checkpoint; at any moment the file is whole, the old or the new one."""
+        if not all(x.isfinite().all() for x in self.modules["agent"].state_dict().values()):
+            raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}")
         self.writer.flush()
-        save_checkpoint(self.folder / name, self.args, self.counters, self.modules)
+        content = {"script": Path(__file__).stem, "format_version": FORMAT_VERSION}
+        content |= {"args": dataclasses.asdict(self.args), "counters": self.counters}
+        kept = [key for key in self.modules if key != "replay" or name == "latest.pt"]
+        temporary = self.folder / f"{name}.tmp"
+        try:
+            with open(temporary, "wb") as file:
+                torch.save(content | {key: self.modules[key].state_dict() for key in kept}, file)
+                os.fsync(file.fileno())
+        except RuntimeError as error:  # so torch tells a full disk
+            raise OSError(f"{temporary} cannot be written: {error}") from error
+        os.replace(temporary, self.folder / name)
 
 
-def save_checkpoint(path: Path, args: Args, counters: dict[str, Any], modules: dict[str, Any]) -> None:
-    """Writes all that training needs to go on; at any moment the file at `path` is whole, the old or the new one."""
-    content = {
-        "script": Path(__file__).stem,
-        "format_version": FORMAT_VERSION,
-        "args": dataclasses.asdict(args),
-        "counters": dict(counters),
-        "random_states": random_states(),
-        **{name: module.state_dict() for name, module in modules.items()},
-    }
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(buffer.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def find_checkpoint(path: str) -> Path:
+def checkpoint_path(path: str) -> Path:
     """Returns the checkpoint file that a path names: itself, or `latest.pt` of a run folder."""
-    found = Path(path) / "latest.pt" if Path(path).is_dir() else Path(path)
-    if not found.is_file():
-        raise UsageError(f"{path}: there is no checkpoint file here, {found.name!r} is missing")
-    return found
+    return Path(path) / "latest.pt" if Path(path).is_dir() else Path(path)
 
 
-def run_folder_of(path: str) -> Path:
-    """Returns the folder of the run that a path to it, or to one of its checkpoints, names."""
-    return find_checkpoint(path).parent
-
-
-def load_checkpoint(path: str) -> dict[str, Any]:
-    """Returns a checkpoint's content, tensors on the CPU; code in the file is refused, never run.
-
-    Raises:
-        UsageError: the file is missing, unreadable, of another script or of another format version.
-    """
-    found = find_checkpoint(path)
+def load_checkpoint(path: str, **modules: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Returns a checkpoint's content, loaded into the modules; a file that does not fit or holds code is refused."""
     try:
-        with warnings.catch_warnings():
-            # What torch would warn of in a foreign file ends in an error here.
-            warnings.simplefilter("ignore")
-            content = torch.load(found, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UsageError(
-            f"{found}: not a checkpoint, or it holds more than tensors and plain values: refused"
-        ) from error
-    except Exception as error:  # a damaged file may raise anything
-        raise UsageError(f"{found}: no checkpoint, or a damaged one ({type(error).__name__})") from error
-    if not isinstance(content, dict) or "script" not in content or "format_version" not in content:
-        raise UsageError(f"{found}: this is no checkpoint of these scripts")
-    if content["script"] != Path(__file__).stem:
-        raise UsageError(f"{found}: this checkpoint is of {content['script']}.py, not of {Path(__file__).name}")
-    if content["format_version"] != FORMAT_VERSION:
-        raise UsageError(f"{found}: format version {content['format_version']}, this script reads {FORMAT_VERSION}")
-    for part in ("args", "counters", "agent"):
-        if part not in content:
-            raise UsageError(f"{found}: this checkpoint is damaged, it has no {part}")
+        require(zipfile.ZipFile(checkpoint_path(path)).testzip() is None, "a checksum is wrong")  # torch checks none
+        content = torch.load(checkpoint_path(path), map_location="cpu", weights_only=True)
+        script, version = content["script"], content["format_version"]
+        require((script, version) == (Path(__file__).stem, FORMAT_VERSION), f"it is of {script}.py, format {version}")
+        dropped = {name: content["args"].pop(name) for name in content["args"].keys() - vars(Args()).keys()}
+        Args(**content["args"]).check()
+        require(content["counters"]["global_step"] >= 0, "its counters are damaged")
+        for name in [x for x in modules if x != "replay" or x in content]:
+            require(name in content, f"it has no {name}: an agent file can be evaluated, not resumed")
+            modules[name].load_state_dict(content[name])
+            for parameter, state in getattr(modules[name], "state", {}).items():
+                require(all(x.shape in ((), parameter.shape) for x in state.values()), f"{name} has other shapes")
+        require(all(x.isfinite().all() for x in content["agent"].values()), "its weights are not finite")
+    except Exception as error:  # a damaged or foreign file may raise anything, one that holds code an UnpicklingError
+        reason = f"{type(error).__name__}: {error}".removeprefix("UsageError: ").split(". ")[0]
+        raise UsageError(f"{path}: no checkpoint that fits: {reason}") from error
+    if dropped and not modules:
+        print(f"{path}: left out arguments that this script does not have: {dropped}", file=sys.stderr)
     return content
-
-
-def load_weights(module: nn.Module, weights: dict[str, Tensor], path: str) -> None:
-    """Copies a checkpoint's weights into the module.
-
-    Raises:
-        UsageError: names or shapes differ; the message names the first tensor that does.
-    """
-    own = module.state_dict()
-    for name in [*own, *weights]:
-        want, got = (tuple(x[name].shape) if name in x else None for x in (own, weights))
-        if want != got:
-            raise UsageError(f"{path}: the tensor {name} has the shape {got}, these arguments want {want}")
-    module.load_state_dict(weights)
-
-
-def restore(checkpoint: dict[str, Any], path: str, counters: dict[str, Any], **modules: Any) -> None:  # noqa: ANN401
-    """Loads a checkpoint into networks and optimizers, counters and random states.
-
-    Raises:
-        UsageError: it does not fit, or is an agent file, which has no optimizer.
-    """
-    for name, module in modules.items():
-        if name not in checkpoint:
-            raise UsageError(f"{path}: an agent file has no {name}: it can be evaluated, not resumed")
-        if isinstance(module, nn.Module):
-            load_weights(module, checkpoint[name], path)
-        else:
-            module.load_state_dict(checkpoint[name])
-    counters.update(checkpoint["counters"])
-    set_random_states(checkpoint["random_states"])
-
-
-def random_states() -> dict[str, Any]:
-    """Returns the states of python's, numpy's and torch's global generators as plain values and tensors."""
-    numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002 (users' environments may draw from it)
-    numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()
-    return {
-        "python": random.getstate(),
-        "numpy": numpy_state,
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def set_random_states(states: dict[str, Any]) -> None:
-    """Sets the generators to what `random_states` returned."""
-    version, internal, gauss_next = states["python"]
-    random.setstate((version, tuple(internal), gauss_next))
-    numpy_state = {**states["numpy"], "state": dict(states["numpy"]["state"])}
-    numpy_state["state"]["key"] = np.array(numpy_state["state"]["key"], dtype=np.uint32)
-    np.random.set_state(numpy_state)  # noqa: NPY002
-    torch.set_rng_state(states["torch"])
-    if torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(states["cuda"])
-
-
-def reset_seed(seed: int, global_step: int) -> int:
-    """Returns the seed of the environments, drawn from the run's and the step at which it starts or goes on.
-
-    Environment i gets this seed + i. Were it the run's own, runs of neighbouring seeds would share most starts.
-    """
-    return int(np.random.SeedSequence([seed, global_step]).generate_state(1)[0] % 2**30)
 
 
 def crossed(every: int, before: int, after: int) -> bool:
@@ -1246,189 +823,104 @@ def crossed(every: int, before: int, after: int) -> bool:
     return every > 0 and after // every > before // every
 
 
-def check_range(
-    args: "Args", names: str, least: float = -math.inf, most: float = math.inf, above: float = -math.inf
-) -> None:
-    """Raises a ValueError unless each named argument is finite and within its range; None passes."""
-    for name in names.split():
-        value = getattr(args, name)
-        if value is None or (least <= value <= most and above < value < math.inf):
-            continue
-        limits = {"at least": least, "above": above, "at most": most}
-        rule = " and ".join(f"{words} {limit:,}" for words, limit in limits.items() if math.isfinite(limit))
-        raise ValueError(f"--{name.replace('_', '-')} {value} must be a finite number {rule}")
+def check_limits(args: Args, limits: dict[tuple[float, float], str]) -> None:
+    """Raises a UsageError unless each named argument lies between the two numbers; None passes."""
+    for (least, most), names in limits.items():
+        for name in names.split():
+            values = getattr(args, name)
+            for value in values if isinstance(values, tuple) else (values,):
+                message = f"--{name.replace('_', '-')} {value} must be between {least:,} and {most:,}"
+                require(value is None or (least <= value <= most and value < math.inf), message)
+
+
+def check_memory(num_bytes: int, device: torch.device) -> None:
+    """Says what the storage takes, and raises a UsageError if the device has less free memory."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    print(f"storage: {num_bytes / 2**20:,.1f} MiB", flush=True)
+    need = f"the storage takes {num_bytes / 2**30:,.2f} GiB, more than the {free / 2**30:,.2f} free on {device}"
+    require(num_bytes <= free, need)
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds the global generators of python, numpy and torch."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+def prepare(args: Args) -> torch.device:
+    """Checks arguments and environment, seeds all generators, sets threads and determinism, and returns the device."""
+    args.check()
+    require(not args.track or importlib.util.find_spec("wandb"), "--track: a package is missing: pip install wandb")
+    torch.set_num_threads(args.threads or min(torch.get_num_threads(), 8))
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    mode, doing = "rgb_array" if args.capture_video else None, f"--env-id {args.env_id}: cannot be made or drawn:"
+    try:  # better known before hours of training
+        with warnings.catch_warnings(action="ignore"), closing_envs(make_envs(args, 1, mode)) as envs:
+            envs.reset(seed=args.seed)
+            require(not mode or np.ndim(envs.render()[0]) == 3, f"--capture-video: {args.env_id} draws no pictures")
+        if getattr(args, "compile", False):
+            doing = "--compile: torch cannot compile, is there a C++ compiler?"
+            torch.compile(torch.neg)(torch.zeros(2, device=device))
+    except UsageError:
+        raise
+    except Exception as error:  # environments and compilers may raise anything
+        raise UsageError(f"{doing} {type(error).__name__}: {(str(error).splitlines() or [''])[-1]}") from error
+    seed_everything(args.seed)
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        # Each minibatch frees and asks again for the same large tensors. Kept by the process, they cost no page faults,
+        # which took a fifth of the speed (M_MMAP_THRESHOLD is -3, M_TRIM_THRESHOLD -1).
+        libc.mallopt(-3, 2**30)
+        libc.mallopt(-1, 2**31 - 1)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads unset memory
+    torch.backends.cudnn.benchmark = not args.torch_deterministic
+    bfloat16 = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    hint = "; --amp would pay here" if bfloat16 and not getattr(args, "amp", True) else ""
+    print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}{hint}")
+    print(f"environment: {args.num_envs} x {args.env_id} {find_spec(args.env_id).kwargs}", flush=True)
+    return device
 
 
 @contextmanager
 def closing_envs(envs: VectorEnv) -> Iterator[VectorEnv]:
-    """Closes the environments at the end, whatever state an error left them in."""
+    """Closes the environments at the end; gymnasium would wait for ever where one of their processes died."""
     try:
         yield envs
     finally:
-        try:
-            with warnings.catch_warnings():
-                # gymnasium warns where a step is under way, as it is when a process died or a signal came.
-                warnings.simplefilter("ignore")
-                envs.close(**({"terminate": True} if isinstance(envs, AsyncVectorEnv) else {}))
-        except (EOFError, OSError):
-            # Closing first waits for a step under way, in vain where an environment process died.
-            for process in envs.processes:
-                process.terminate()
+        for process in getattr(envs, "processes", []):
+            process.terminate()
             envs.closed = True
-
-
-def check_memory(storage_bytes: int, device: torch.device) -> None:
-    """Raises a UsageError if the storage does not fit into the free memory of the device."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    if storage_bytes > free:
-        need, have = f"{storage_bytes / 2**30:,.2f} GiB", f"{free / 2**30:,.2f} GiB"
-        raise UsageError(f"the storage takes {need}, more than the {have} that are free on {device}")
-
-
-def prepare(args: Args) -> torch.device:
-    """Seeds all generators, sets threads and determinism, checks paths and packages, and returns the device."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(args.threads or min(cores, 8))
-    random.seed(args.seed)
-    np.random.seed(args.seed)  # noqa: NPY002
-    torch.manual_seed(args.seed)
-    if sys.platform == "linux":
-        # Each minibatch frees and asks again for the same large tensors. Kept by the process, they cost no page faults,
-        # which took a tenth of an update. (M_MMAP_THRESHOLD is -3, M_TRIM_THRESHOLD -1; other libcs ignore this.)
-        with suppress(AttributeError):
-            libc = ctypes.CDLL(None)
-            libc.mallopt(-3, 2**30)
-            libc.mallopt(-1, 2**31 - 1)
-    if args.torch_deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # Zeroing each new tensor as well would cost time and hide nothing: no script reads unset memory.
-        torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.use_deterministic_algorithms(args.torch_deterministic)
-    torch.backends.cudnn.benchmark = not args.torch_deterministic
-    folder = Path(args.run_dir).absolute()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise UsageError(f"--run-dir {args.run_dir}: {existing} is no folder that can be written to")
-    for flag, module, package in (("track", "wandb", "wandb"), ("capture_video", "imageio_ffmpeg", "imageio[ffmpeg]")):
-        if getattr(args, flag) and importlib.util.find_spec(module) is None:
-            raise UsageError(f"--{flag.replace('_', '-')} needs a package that is missing: pip install {package}")
-    return torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-
-
-def make_run_folder(args: Args) -> Path:
-    """Makes a folder that no other run has, for two that start in the same second too."""
-    env_id = args.env_id.replace("/", "-").replace(":", "-")
-    name = f"{env_id}__{args.exp_name}__{args.seed}__{int(time.time())}"
-    for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
-        folder = Path(args.run_dir) / (name + suffix)
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            if not folder.is_dir():
-                raise UsageError(f"--run-dir {args.run_dir}: a file is in the way") from None
-        except OSError as error:
-            raise UsageError(f"--run-dir {args.run_dir}: cannot make a folder there ({error.strerror})") from error
-        else:
-            return folder
-    raise UsageError(f"--run-dir {args.run_dir}: 1000 runs called {name}")
-
-
-def write_args_json(folder: Path, args: Args, global_step: int) -> None:
-    """Writes arguments, versions, device and command line; `starts` keeps those of a resumed run's earlier starts."""
-    path = folder / "args.json"
-    earlier = []
-    # A full disk or a kill may have left half a file.
-    with suppress(OSError, ValueError, KeyError):
-        earlier = json.loads(path.read_text())["starts"]
-    commit = None
-    with suppress(OSError, subprocess.SubprocessError):
-        git = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "HEAD"]
-        commit = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    env_package = str(find_spec(args.env_id).entry_point).replace(":", ".").split(".")[0].replace("_", "-")
-    versions = {"python": platform.python_version()}
-    for package in ("torch", "gymnasium", "numpy", env_package):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    use_cuda = args.cuda and torch.cuda.is_available()
-    start = {
-        "global_step": global_step,
-        "command": shlex.join([Path(sys.executable).name, *sys.argv]),
-        "versions": versions,
-        "git_commit": commit,
-        "device": torch.cuda.get_device_name() if use_cuda else f"cpu {platform.machine()}",
-        "threads": torch.get_num_threads(),
-        "system": platform.system(),
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    content = {"args": dataclasses.asdict(args), **start, "starts": [*earlier, start]}
-    path.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def report_evaluation(evaluation: Evaluation) -> None:
-    """Prints each episode and, last, the line that sums them up."""
-    scores, lengths = evaluation.scores, evaluation.lengths
-    for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
-        print(f"episode {i}: return={score:g} length={length}")
-    pairs = {"mean": np.mean(scores), "std": np.std(scores), "min": min(scores), "max": max(scores)}
-    pairs |= {"episodes": len(scores), "mean_length": np.mean(lengths), **evaluation.mean_measures()}
-    print("eval:", *(f"{name}={round(float(value), 4):g}" for name, value in pairs.items()), flush=True)
-
-
-def evaluate_checkpoint(args: Args) -> None:
-    """Evaluates the checkpoint or agent file at args.evaluate, which is not changed, and prints the result."""
-    checkpoint = load_checkpoint(args.evaluate)
-    device = prepare(args)
-    check_drawing(args)
-    with StopSignal() as stop, closing_envs(make_envs(args, 1, training=False)) as envs:
-        agent = make_agent(args, envs, device)
-        load_weights(agent, checkpoint["agent"], args.evaluate)
-        print(f"device: {device}\nenvironment: {describe_envs(args)}", flush=True)
-        final_evaluation(agent, args, run_folder_of(args.evaluate), device, stop)
-
-
-def parse_args(argv: list[str]) -> Args:
-    """Returns the arguments; with --resume or --evaluate those of that run, except what the command line overrides.
-
-    Raises:
-        UsageError: the checkpoint cannot be read. Wrong flags and values end the process in tyro, with status 2.
-    """
-    paths = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    paths.add_argument("--resume")
-    paths.add_argument("--evaluate")
-    found, _ = paths.parse_known_args(argv)
-    if found.resume and found.evaluate:
-        raise UsageError("--resume and --evaluate exclude each other")
-    default = Args()
-    if found.resume or found.evaluate:
-        stored = load_checkpoint(found.resume or found.evaluate)["args"]
-        default = Args(**{name: value for name, value in stored.items() if name not in NOT_STORED})
-    return tyro.cli(Args, default=default, args=argv)
-
-
-def report_thread_error(error: threading.ExceptHookArgs) -> None:
-    """Leaves a full disk to the main thread, where TensorBoard raises again what its writing thread met."""
-    if not issubclass(error.exc_type, OSError):
-        threading.__excepthook__(error)
+        envs.close()
 
 
 def main() -> None:
     """Runs the command line: status 0 when done, 1 when the run failed, 2 when the arguments are wrong."""
     sys.path.append(os.getcwd())
-    threading.excepthook = report_thread_error
+    sys.stdout.reconfigure(errors="replace")
+    # TensorBoard raises again, in this thread, what its writing thread met on a full disk.
+    threading.excepthook = lambda hook: None if issubclass(hook.exc_type, OSError) else threading.__excepthook__(hook)
+    signals.clear()
+    handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)) if x}
+    usage = (UsageError, gym.error.Error, ImportError)
     try:
-        args = parse_args(sys.argv[1:])
-        if args.evaluate:
-            evaluate_checkpoint(args)
-        else:
-            train(args)
-    except (UsageError, gym.error.Error, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except (FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:
-        broken_pipe = isinstance(error, EOFError | ConnectionError)
-        reason = "an environment process died, or what reads this output did" if broken_pipe else error
-        print(f"error: {reason}", file=sys.stderr)
-        sys.exit(1)
+        for signum in [x for x, handler in handlers.items() if handler != signal.SIG_IGN]:  # as nohup has it
+            signal.signal(signum, note_signal)
+        args = tyro.cli(Args)
+        paths = [path for path in (args.resume, args.evaluate) if path is not None]
+        require(len(paths) < 2, "--resume and --evaluate exclude each other")
+        for path in paths:  # the arguments of that run, except what the command line overrides
+            stored = load_checkpoint(path)["args"]
+            args = tyro.cli(Args, default=Args(**{x: stored[x] for x in stored if x not in NOT_RESTORED}))
+        train(args) if args.evaluate is None else evaluate_checkpoint(args)
+    except (*usage, FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:
+        reason = "an environment process died" if isinstance(error, EOFError | ConnectionError) else error
+        print("error:", *str(reason).split(), file=sys.stderr)
+        sys.exit(2 if isinstance(error, usage) else 1)
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ digits, which halves the file again; --no-half keeps them exact. Paths of this m
 
 import io
 import os
-import pickle
 import shlex
 import sys
 from contextlib import suppress
@@ -47,12 +46,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UsageError(f"{path}: no checkpoint, or it holds more than tensors and plain values: refused") from error
-    except OSError as error:
-        raise UsageError(f"{path}: this checkpoint cannot be read ({error.strerror})") from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise UsageError(f"{path}: no checkpoint, or a damaged one") from error
+    except Exception as error:  # a damaged or foreign file may raise anything, one that holds code an UnpicklingError
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise UsageError(f"{path}: no checkpoint that can be read ({reason})") from error
     if not isinstance(content, dict) or any(name not in content for name in (*DESCRIPTION, "agent")):
         raise UsageError(f"{path}: this is no checkpoint of these scripts")
     return content

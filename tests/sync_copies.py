@@ -27,12 +27,9 @@ SCRIPTS = [
 """by name, so that a file of a user's beside them breaks nothing"""
 SECTIONS = ("Evaluation", "Bookkeeping")
 """those that are equal as a whole"""
-OWN = {"Args", "PACKAGES", "train", "make_env", "make_envs", "Agent", "quality"}
+OWN = {"Args", "PACKAGES", "minibatch_loss", "train", "make_env", "make_envs", "Agent", "quality"}
 """names of what each script has for itself"""
-ALLOWED = {
-    "ReplayBuffer": ("dqn_atari.py", "images are held as single frames, vectors whole"),
-    "Batch": ("dqn_atari.py", "its fields say how images are laid out"),
-}
+ALLOWED = {"ReplayBuffer": ("dqn_atari.py", "images are held as single frames, vectors whole")}
 """name: the script whose text may differ from the others', and why"""
 
 
@@ -103,16 +100,17 @@ def write(name: str, source: Path, path: Path) -> None:
 def sync(paths: list[Path], wanted: str | None = None, source_name: str | None = None) -> str:
     """Writes a name, or all, from the source into the scripts that have it, and returns what was changed."""
     changes = []
-    names = shared_names(paths)
-    for name, holders in names.items() if wanted is None else [(wanted, names[wanted])]:
-        source = next((path for path in holders if path.name == source_name), holders[0])
-        if wanted is not None and source_name not in (None, source.name):
-            raise KeyError(source_name)
+    for name in shared_names(paths) if wanted is None else [wanted]:
+        # Anew for each: a section may have brought names or taken them away.
+        holders = shared_names(paths).get(name, [])
+        source = next((path for path in holders if path.name == source_name), None)
+        if wanted is not None and (not holders or (source_name and not source)):
+            raise KeyError(source_name if holders else name)
         for path in holders:
-            change = difference(name, path, source)
+            change = difference(name, path, source or holders[0])
             if change:
                 changes.append(change)
-                write(name, source, path)
+                write(name, source or holders[0], path)
     return "\n".join(changes)
 
 

@@ -40,6 +40,13 @@ TINY = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_signals_stay():
+    """A signal that ended a run would end the next one that this process trains."""
+    yield
+    dqn_atari.signals.clear()
+
+
 def tiny(run_dir, env="Ramp3Trunc", **changes):
     env_id = env if "-" in env else f"small_envs:{env}-v0"
     return dqn_atari.Args(**{**TINY, "env_id": env_id, "run_dir": str(run_dir), **changes})
@@ -246,6 +253,26 @@ def test_the_learning_rate_that_is_logged_is_the_one_that_is_used(tmp_path, monk
     assert set(rates) == {1e-3}
 
 
+@pytest.mark.parametrize(("double", "loss"), [(False, "huber"), (True, "mse")])
+def test_updates_and_evaluations_do_what_the_flags_say(tmp_path, monkeypatch, double, loss):
+    asked, norms, seeds, step = set(), [], [], torch.optim.Adam.step
+
+    def noting(self, *args, **kwargs):
+        norms.append(math.hypot(*(weights.grad.norm().item() for weights in self.param_groups[0]["params"])))
+        return step(self, *args, **kwargs)
+
+    spy(monkeypatch, dqn_atari, "q_learning_loss", lambda *args: asked.add(args[3:]))
+    spy(monkeypatch, dqn_atari, "evaluate", lambda agent, args, seed, *_: seeds.append(seed))
+    monkeypatch.setattr(torch.optim.Adam, "step", noting)
+    dqn_atari.train(tiny(tmp_path, gamma=0.7, double=double, loss=loss, max_grad_norm=0.01, eval_every=400, seed=5))
+    assert asked == {(0.7, double, loss)}
+    # The games that choose best.pt are others than those at the end.
+    assert seeds == [10_005, 20_005]
+    # Longer gradients were scaled down, and the log has their length before.
+    assert max(norms) == pytest.approx(0.01, rel=1e-3)
+    assert max(value for _, value in scalars(only_run(tmp_path))["losses/grad_norm"]) > 0.1
+
+
 # ----- Known answers -----
 ANSWERS = {
     "num_envs": 4,
@@ -423,7 +450,7 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch, capsys, memor
     assert ("replay" in stopped) == memory
     # The log is whole up to here.
     assert [step for step, _ in scalars(folder)["charts/episodic_return"]][-2:] == [150, 150]
-    assert [step for step, _ in scalars(folder)["charts/epsilon"]] == [100, 150]
+    assert [step for step, _ in scalars(folder)["charts/epsilon"]] == [100]
 
     def note(run):
         for name in ("agent", "target_network", "optimizer"):
@@ -449,7 +476,7 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch, capsys, memor
     assert updates_of(load(straight)) == 90
     logged, logged_straight = scalars(folder), scalars(straight)
     for tag in ("charts/epsilon", "charts/learning_rate"):
-        assert [point for point in logged[tag] if point[0] != 150] == logged_straight[tag], tag
+        assert logged[tag] == logged_straight[tag], tag
     # The same run up to the signal.
     assert logged["losses/td_loss"][0] == logged_straight["losses/td_loss"][0]
     # New episodes begin at step 150, and none is logged twice or missing.
@@ -540,6 +567,14 @@ def test_weights_that_overflow_are_never_saved(tmp_path, monkeypatch, turn):
     checkpoint = load(only_run(tmp_path))
     assert all(weights.isfinite().all() for weights in checkpoint["agent"].values())
     assert checkpoint["counters"]["global_step"] == (40 if turn else 30)
+
+
+def test_weights_that_the_last_update_spoilt_are_not_saved(tmp_path, monkeypatch):
+    """The first update, at step 44, has a finite loss; the checkpoint would come right after it."""
+    args = tiny(tmp_path, learning_rate=3e38, checkpoint_every=44)
+    with pytest.raises(FloatingPointError, match="a loss is not finite at step 44"):
+        dqn_atari.train(args)
+    assert not (only_run(tmp_path) / "latest.pt").exists()
 
 
 # ----- What a wrong use gets -----

@@ -1,4 +1,4 @@
-"""benchmarks/export_seeds.py: bins, means over seeds, files, table and messages, against numbers worked out by hand."""
+"""benchmarks/export_seeds.py, against numbers worked out by hand, and export_agent.py."""
 
 import importlib.util
 import json
@@ -8,11 +8,14 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT
+from short_runs import command_line, load, only_run, small_run
 from tensorboard.backend.event_processing.event_accumulator import ScalarEvent
 from torch.utils.tensorboard import SummaryWriter
 
 sys.path.append(str(ROOT / "benchmarks"))
+import export_agent
 import export_seeds
 
 EPISODES = "charts/episodic_return"
@@ -344,3 +347,32 @@ def test_a_file_in_the_way_is_refused(tmp_path, monkeypatch, capsys):
     assert message.count("\n") == 1
     assert str(tmp_path / "out") in message
     assert (tmp_path / "out").read_text() == "in the way"
+
+
+# ----- Agent files -----
+def test_an_agent_file_has_what_an_evaluation_needs(tmp_path, monkeypatch, capsys):
+    script, args = small_run("dqn_cartpole_vec", tmp_path / "runs")
+    script.train(args)
+    checkpoint = only_run(tmp_path / "runs") / "best.pt"
+    monkeypatch.setattr(sys, "argv", ["export_agent.py", str(checkpoint), str(tmp_path / "agent.pt")])
+    export_agent.main()
+    before, after = load(checkpoint.parent, "best.pt"), load(tmp_path, "agent.pt")
+    assert after.keys() == {"script", "format_version", "args", "counters", "agent"}
+    # Paths are nobody's business, weights are halved, and what has one axis is small.
+    assert after["args"] == before["args"] | {"run_dir": "runs"}
+    for name, x in before["agent"].items():
+        assert torch.equal(after["agent"][name], x.half() if x.dim() > 1 else x)
+    capsys.readouterr()
+    command_line(script, monkeypatch, "--evaluate", str(tmp_path / "agent.pt"), "--no-cuda", "--threads=1")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("eval: mean=")
+
+
+def test_what_is_no_checkpoint_is_no_agent_either(tmp_path, monkeypatch, capsys):
+    torch.save({"script": "x", "format_version": 2, "args": {}, "counters": {}}, tmp_path / "other.pt")
+    (tmp_path / "text.pt").write_text("text")
+    for name in ("other.pt", "text.pt", "none.pt"):
+        monkeypatch.setattr(sys, "argv", ["export_agent.py", str(tmp_path / name), str(tmp_path / "agent.pt")])
+        with pytest.raises(SystemExit, match="2"):
+            export_agent.main()
+        assert capsys.readouterr().err.startswith(f"error: {tmp_path / name}: ")
+    assert not (tmp_path / "agent.pt").exists()

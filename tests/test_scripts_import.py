@@ -92,7 +92,7 @@ def test_an_import_has_no_effect_and_help_answers(folder, script):
 def test_the_file_as_a_command_says_the_same(folder):
     done = run(folder, str(ROOT / "ppo_atari.py"), "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.replace("usage: ppo_atari.py ", "usage: -c ") == help_text("ppo_atari.py", folder)
+    assert done.stdout.replace(f"usage: {ROOT / 'ppo_atari.py'} ", "usage: -c ") == help_text("ppo_atari.py", folder)
 
 
 @pytest.mark.parametrize("script", TRAINING)
