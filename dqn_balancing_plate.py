@@ -130,7 +130,7 @@ def find_spec(env_id: str) -> EnvSpec:
         raise UsageError(f"--env-id {env_id}: cannot import {module!r} ({error}){hint}") from error
     usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
     near = [known for known in usable if name.split("-")[0].lower() in known.lower()] if name else []
-    near = ", ".join((near + difflib.get_close_matches(name, usable, n=5))[:5]) or "none"
+    near = ", ".join(list(dict.fromkeys(near + difflib.get_close_matches(name, usable, n=5)))[:5]) or "none"
     what = f"importing {module} registered no {name} with gymnasium" if module else "there is no such environment"
     require(name in gym.registry, f"--env-id {env_id}: {what}; the nearest ids: {near}")
     return gym.registry[name]
@@ -159,11 +159,11 @@ class MeasureDistance(gym.Wrapper):
 
 
 class WholeEpisodes(gym.Wrapper):
-    """Reports whole and true episodes, whatever stands above cuts or scales, and gives an environment what it wants.
+    """Reports the true score of whole episodes, whatever wrappers above cut or scale; fixes actions' first and type.
 
     `info` has only score ("r"), length ("l") and `info["measures"]` of an episode that ended, in the info of the reset
-    that follows, since EpisodicLifeEnv steps on its own within a reset. Actions count from 0 and get the space's type.
-    A seeded reset seeds the action space too, from which some environments draw.
+    that follows, since EpisodicLifeEnv steps on its own within a reset. A seeded reset seeds the action space too, from
+    which some environments draw.
     """
 
     def __init__(self, env: gym.Env) -> None:
@@ -536,8 +536,9 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
 
 
 # ----- Bookkeeping -----
+# The same in all scripts of this kind, as Evaluation is; nothing here is part of the algorithm.
 FORMAT_VERSION = 2
-NOT_STORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
+NOT_RESTORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
 
 signals: list[int] = []
 """Ctrl-C, SIGTERM and SIGHUP that came: the first ends the run at the next `stop_if_asked`, a second one at once."""
@@ -582,15 +583,23 @@ class Run:
         self.env_seed = int(np.random.SeedSequence([args.seed, step]).generate_state(1)[0] % 2**30)
         if args.resume is not None:
             seed_everything(self.env_seed)
-        self.folder = make_run_folder(args) if args.resume is None else checkpoint_path(args.resume).parent
+        # The time in milliseconds, so that two runs that start in one second get two folders.
+        name = re.sub(r"[/:\\]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time_ns() // 1_000_000}")
+        self.folder = Path(args.run_dir) / name if args.resume is None else checkpoint_path(args.resume).parent
+        try:
+            str(self.folder).encode()  # TensorBoard takes no other names
+            self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
+        except (OSError, UnicodeEncodeError) as error:
+            raise UsageError(f"--run-dir {args.run_dir}: cannot make {name} there: {error}") from error
         for stray in self.folder.glob("*.tmp"):
             stray.unlink()
         about = {"args": dataclasses.asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
         about["versions"] = {x.__name__: x.__version__ for x in PACKAGES} | {"python": platform.python_version()}
-        commit = subprocess.getoutput(f"git -C {shlex.quote(str(Path(__file__).resolve().parent))} rev-parse HEAD")
+        git = f"git -C {shlex.quote(str(Path(__file__).resolve().parent))} rev-parse HEAD"
+        status, commit = subprocess.getstatusoutput(git)
         cuda = args.cuda and torch.cuda.is_available()
         about["device"] = torch.cuda.get_device_name() if cuda else f"cpu {platform.machine()}"
-        about |= {"git_commit": commit, "threads": torch.get_num_threads(), "global_step": step}
+        about |= {"git_commit": None if status else commit, "threads": torch.get_num_threads(), "global_step": step}
         about["wandb_id"] = re.sub(r"\W", "-", self.folder.name)
         (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
         if args.track:
@@ -604,7 +613,8 @@ class Run:
         rows = "\n".join(f"|{name}|{value}|" for name, value in about["args"].items())
         self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", step)
         state = "this run is finished, a larger total goes on" if self.counters[unit] >= total else "going on"
-        print(f"run folder: {self.folder}", *[f"{state}, at step {step:,}"] * (args.resume is not None), sep="\n")
+        state = "a new run" if args.resume is None else state
+        print(f"run folder: {self.folder}\n{state}, at step {step:,}", flush=True)
         self.recent_scores: deque[float] = deque(maxlen=100)
         style = {"dynamic_ncols": True}
         if not (sys.stderr.isatty() and os.get_terminal_size(2).columns):
@@ -643,7 +653,8 @@ class Run:
     def log_episode(self, step: int, episode: dict[str, float]) -> None:
         """Writes score, length and measures of an episode that ended in training, at its own step."""
         for name, value in episode.items():
-            self.writer.add_scalar(f"charts/{'episodic_' * (name in ('return', 'length'))}{name}", value, step)
+            tag = f"charts/episodic_{name}" if name in ("return", "length") else f"charts/{name}"
+            self.writer.add_scalar(tag, value, step)
         self.recent_scores.append(episode["return"])
         self.bar.set_postfix_str(f"return {np.mean(self.recent_scores):.1f}", refresh=False)
 
@@ -659,8 +670,6 @@ class Run:
 
     def save(self, name: str) -> None:
         """Writes a checkpoint; at any moment the file is whole, the old or the new one."""
-        if not all(x.isfinite().all() for x in self.modules["agent"].state_dict().values()):
-            raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}")
         self.writer.flush()
         content = {"script": Path(__file__).stem, "format_version": FORMAT_VERSION}
         content |= {"args": dataclasses.asdict(self.args), "counters": self.counters}
@@ -699,7 +708,7 @@ def load_checkpoint(path: str, **modules: Any) -> dict[str, Any]:  # noqa: ANN40
     except Exception as error:  # a damaged or foreign file may raise anything, one that holds code an UnpicklingError
         reason = f"{type(error).__name__}: {error}".removeprefix("UsageError: ").split(". ")[0]
         raise UsageError(f"{path}: no checkpoint that fits: {reason}") from error
-    if dropped:
+    if dropped and not modules:
         print(f"{path}: left out arguments that this script does not have: {dropped}", file=sys.stderr)
     return content
 
@@ -769,17 +778,6 @@ def prepare(args: Args) -> torch.device:
     return device
 
 
-def make_run_folder(args: Args) -> Path:
-    """Makes a folder for a new run; the time in its name is in milliseconds, so that no two runs share one."""
-    name = re.sub(r"[/:\\]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time_ns() // 1_000_000}")
-    try:
-        str(Path(args.run_dir) / name).encode()  # TensorBoard takes no other names
-        (Path(args.run_dir) / name).mkdir(parents=True)
-    except (OSError, UnicodeEncodeError) as error:
-        raise UsageError(f"--run-dir {args.run_dir}: cannot make {name} there: {error}") from error
-    return Path(args.run_dir) / name
-
-
 @contextmanager
 def closing_envs(envs: VectorEnv) -> Iterator[VectorEnv]:
     """Closes the environments at the end; gymnasium would wait for ever where one of their processes died."""
@@ -798,7 +796,6 @@ def main() -> None:
     sys.stdout.reconfigure(errors="replace")
     # TensorBoard raises again, in this thread, what its writing thread met on a full disk.
     threading.excepthook = lambda hook: None if issubclass(hook.exc_type, OSError) else threading.__excepthook__(hook)
-    signals.clear()
     handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)) if x}
     usage = (UsageError, gym.error.Error, ImportError)
     try:
@@ -809,13 +806,14 @@ def main() -> None:
         require(len(paths) < 2, "--resume and --evaluate exclude each other")
         for path in paths:  # the arguments of that run, except what the command line overrides
             stored = load_checkpoint(path)["args"]
-            args = tyro.cli(Args, default=Args(**{x: stored[x] for x in stored if x not in NOT_STORED}))
+            args = tyro.cli(Args, default=Args(**{x: stored[x] for x in stored if x not in NOT_RESTORED}))
         train(args) if args.evaluate is None else evaluate_checkpoint(args)
     except (*usage, FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:
         reason = "an environment process died" if isinstance(error, EOFError | ConnectionError) else error
         print("error:", *str(reason).split(), file=sys.stderr)
         sys.exit(2 if isinstance(error, usage) else 1)
     finally:
+        signals.clear()
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
 

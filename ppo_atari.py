@@ -592,7 +592,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
 
             means = torch.stack(losses).mean(0).tolist()
             run.counters["global_step"] = global_step = iteration * args.batch_size
-            if not np.isfinite(means).all():
+            # The last step may have spoilt the weights, which no loss has seen yet.
+            if not (np.isfinite(means).all() and all(x.isfinite().all() for x in agent.parameters())):
                 raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
             scalars = {f"losses/{name}": mean for name, mean in zip(terms, means, strict=True)}
             scalars["losses/explained_variance"] = (1 - (returns - old_values).var() / returns.var()).item()
@@ -747,8 +748,6 @@ class Run:
 
     def save(self, name: str) -> None:
         """Writes a checkpoint; at any moment the file is whole, the old or the new one."""
-        if not all(x.isfinite().all() for x in self.modules["agent"].state_dict().values()):
-            raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}")
         self.writer.flush()
         content = {"script": Path(__file__).stem, "format_version": FORMAT_VERSION}
         content |= {"args": dataclasses.asdict(self.args), "counters": self.counters}
@@ -875,7 +874,6 @@ def main() -> None:
     sys.stdout.reconfigure(errors="replace")
     # TensorBoard raises again, in this thread, what its writing thread met on a full disk.
     threading.excepthook = lambda hook: None if issubclass(hook.exc_type, OSError) else threading.__excepthook__(hook)
-    signals.clear()
     handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)) if x}
     usage = (UsageError, gym.error.Error, ImportError)
     try:
@@ -893,6 +891,7 @@ def main() -> None:
         print("error:", *str(reason).split(), file=sys.stderr)
         sys.exit(2 if isinstance(error, usage) else 1)
     finally:
+        signals.clear()
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
 

@@ -77,9 +77,7 @@ class Args:
     env_kwargs: str = "{}"  # keyword arguments for gymnasium.make, a JSON object
     vector: Literal["sync", "async"] = "sync"  # gymnasium's environments step in this process, or in one each
     num_envs: int = 16  # parallel environments, N
-    action_bounds: Literal["clip", "tanh"] = (
-        "clip"  # samples are clipped to the bounds of actions, or squashed into them
-    )
+    action_bounds: Literal["clip", "tanh"] = "clip"  # clip samples to the bounds of actions, or squash them by tanh
     rescale_actions: bool = True  # scale finite bounds of actions to -1 and 1, so that any task starts alike
     norm_obs: bool = True  # scale observations to mean 0, deviation 1 by running statistics
     norm_reward: bool = True  # divide rewards by the running deviation of the discounted return
@@ -212,20 +210,19 @@ def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env
         obs_space, box = env.observation_space, env.action_space
         vectors = isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1
         check_spaces(env, fits=vectors and isinstance(box, gym.spaces.Box) and box.dtype.kind == "f")
-        bounded = np.isfinite(box.low) & np.isfinite(box.high) & (box.low < box.high)
+        env = WholeEpisodes(env)
+        # The agent gives a float32 vector. It is clipped again in the end, since rounding may lead out of the bounds;
+        # where they allow one action only, any number becomes that.
+        limits = ((box.low, -np.inf), (box.high, np.inf))
+        low, high = (np.where(box.low < box.high, *x).flatten().astype(np.float32) for x in limits)
+        shaped = lambda action: np.clip(action.reshape(box.shape), box.low, box.high)  # noqa: E731
+        env = gym.wrappers.TransformAction(env, shaped, gym.spaces.Box(low, high))
+        bounded = np.isfinite(low) & np.isfinite(high)
         why = "--action-bounds tanh wants two different bounds for each action; use clip"
         require(args.action_bounds == "clip" or bounded.all(), why)
-        env = WholeEpisodes(env)
         if args.rescale_actions:
             # Around [10, 12] or +-1000 every first sample would be cut to one bound, or be tiny.
-            low, high = np.where(bounded, -1, box.low), np.where(bounded, 1, box.high)
-            env = gym.wrappers.RescaleAction(env, low.astype(box.dtype), high.astype(box.dtype))
-        space = env.action_space
-        if len(space.shape) != 1 or space.dtype != np.float32:
-            # Clipped again, since a bound that float32 rounds outwards would lead out of the space.
-            flat = gym.spaces.Box(*(bound.flatten().astype(np.float32) for bound in (space.low, space.high)))
-            shaped = lambda action: np.clip(action.reshape(space.shape), space.low, space.high)  # noqa: E731
-            env = gym.wrappers.TransformAction(env, shaped, flat)
+            env = gym.wrappers.RescaleAction(env, np.where(bounded, -1, low), np.where(bounded, 1, high))
         return env
 
     return thunk
@@ -618,7 +615,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             agent.obs_statistics.update(obs.flatten(0, 1).to(device))
             means = torch.stack(losses).mean(0).tolist()
             run.counters["global_step"] = global_step = iteration * args.batch_size
-            if not np.isfinite(means).all():
+            # The last step may have spoilt the weights, which no loss has seen yet.
+            if not (np.isfinite(means).all() and all(x.isfinite().all() for x in agent.parameters())):
                 raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
             scalars = {f"losses/{name}": mean for name, mean in zip(LOSS_NAMES, means, strict=True)}
             scalars["losses/explained_variance"] = (1 - (returns - values).var() / returns.var()).item()
@@ -773,8 +771,6 @@ class Run:
 
     def save(self, name: str) -> None:
         """Writes a checkpoint; at any moment the file is whole, the old or the new one."""
-        if not all(x.isfinite().all() for x in self.modules["agent"].state_dict().values()):
-            raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}")
         self.writer.flush()
         content = {"script": Path(__file__).stem, "format_version": FORMAT_VERSION}
         content |= {"args": dataclasses.asdict(self.args), "counters": self.counters}
@@ -901,7 +897,6 @@ def main() -> None:
     sys.stdout.reconfigure(errors="replace")
     # TensorBoard raises again, in this thread, what its writing thread met on a full disk.
     threading.excepthook = lambda hook: None if issubclass(hook.exc_type, OSError) else threading.__excepthook__(hook)
-    signals.clear()
     handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)) if x}
     usage = (UsageError, gym.error.Error, ImportError)
     try:
@@ -919,6 +914,7 @@ def main() -> None:
         print("error:", *str(reason).split(), file=sys.stderr)
         sys.exit(2 if isinstance(error, usage) else 1)
     finally:
+        signals.clear()
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
 
