@@ -514,9 +514,9 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             last = global_step > total - args.num_envs
             evaluating = args.eval_every and (last or crossed(args.eval_every, start_step, global_step))
             saving = evaluating or last or crossed(args.checkpoint_every, start_step, global_step)
-            if saving or crossed(LOG_EVERY, start_step, global_step):
+            if signals or saving or crossed(LOG_EVERY, start_step, global_step):
                 means = torch.stack(losses).mean(0).tolist() if losses else []
-                # The last update may have spoilt the weights, which no loss has seen yet.
+                # A stop saves too, and the last update may have spoilt the weights after a loss that was still finite.
                 if not (np.isfinite(means).all() and all(x.isfinite().all() for x in agent.parameters())):
                     raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
                 scalars = dict(zip(("losses/td_loss", "losses/q_values", "losses/grad_norm"), means, strict=False))

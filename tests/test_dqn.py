@@ -48,6 +48,13 @@ TINY = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_signals_stay():
+    """A signal that ended a run would end the next one that this process trains."""
+    yield
+    script.signals.clear()
+
+
 def tiny(run_dir, env="Ramp3Trunc", script=script, **changes):
     env_id = env if "-" in env else f"small_envs:Vector{env}-v0"
     return script.Args(**{**TINY, "env_id": env_id, "run_dir": str(run_dir), **changes})
@@ -402,6 +409,26 @@ def test_the_learning_rate_that_is_logged_is_the_one_that_is_used(tmp_path, monk
     assert set(rates) == {1e-3}
 
 
+@pytest.mark.parametrize(("double", "loss"), [(False, "huber"), (True, "mse")])
+def test_updates_and_evaluations_do_what_the_flags_say(tmp_path, monkeypatch, double, loss):
+    asked, norms, seeds, step = set(), [], [], torch.optim.Adam.step
+
+    def noting(self, *args, **kwargs):
+        norms.append(math.hypot(*(weights.grad.norm().item() for weights in self.param_groups[0]["params"])))
+        return step(self, *args, **kwargs)
+
+    spy(monkeypatch, script, "q_learning_loss", lambda *args: asked.add(args[3:]))
+    spy(monkeypatch, script, "evaluate", lambda agent, args, seed, *_: seeds.append(seed))
+    monkeypatch.setattr(torch.optim.Adam, "step", noting)
+    script.train(tiny(tmp_path, gamma=0.7, double=double, loss=loss, max_grad_norm=0.01, eval_every=400, seed=5))
+    assert asked == {(0.7, double, loss)}
+    # The games that choose best.pt are others than those at the end.
+    assert seeds == [10_005, 20_005]
+    # Longer gradients were scaled down, and the log has their length before.
+    assert max(norms) == pytest.approx(0.01, rel=1e-3)
+    assert max(value for _, value in scalars(only_run(tmp_path))["losses/grad_norm"]) > 0.1
+
+
 # ----- Known answers -----
 ANSWERS = {
     "num_envs": 4,
@@ -473,7 +500,8 @@ def test_a_memory_never_gives_what_the_environments_did_not_make(script, tmp_pat
 
     monkeypatch.setattr(script.ReplayBuffer, "sample", checking)
     script.train(tiny(tmp_path, "Ramp3Term", script=script, buffer_size=40, num_envs=3, batch_size=64))
-    assert len(batches) == 90
+    # Of the steps 41 to 399 each 4th.
+    assert len(batches) == 89
     assert set().union(*batches) == {(k, k + 1, action, 1, k == 2) for k in range(3) for action in range(2)}
 
 
@@ -585,17 +613,15 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch, capsys, memor
     straight = only_run(tmp_path / "straight")
     capsys.readouterr()
     folder = interrupt(monkeypatch, tiny(tmp_path / "cut", save_replay=memory), 75)
-    assert (
-        f"interrupted at step 150; go on with: python dqn_cartpole_vec.py --resume {folder}\n"
-        in capsys.readouterr().out
-    )
+    go_on = f"interrupted at step 150; go on with: python dqn_cartpole_vec.py --resume {folder}\n"
+    assert go_on in capsys.readouterr().out
     stopped = load(folder)
     # Updates at 44, 48, ..., 148.
     assert (stopped["counters"]["global_step"], updates_of(stopped)) == (150, 27)
     assert ("replay" in stopped) == memory
     # The log is whole up to here.
     assert [step for step, _ in scalars(folder)["charts/episodic_return"]][-2:] == [150, 150]
-    assert [step for step, _ in scalars(folder)["charts/epsilon"]] == [100]
+    assert [step for step, _ in scalars(folder)["charts/epsilon"]] == [100, 150]
 
     def note(run):
         for name in ("agent", "target_network", "optimizer"):
@@ -621,7 +647,7 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch, capsys, memor
     assert updates_of(load(straight)) == 90
     logged, logged_straight = scalars(folder), scalars(straight)
     for tag in ("charts/epsilon", "charts/learning_rate"):
-        assert logged[tag] == logged_straight[tag], tag
+        assert [point for point in logged[tag] if point[0] != 150] == logged_straight[tag], tag
     # The same run up to the signal.
     assert logged["losses/td_loss"][0] == logged_straight["losses/td_loss"][0]
     # New episodes begin at step 150, and none is logged twice or missing.
@@ -667,15 +693,9 @@ def test_a_run_that_was_interrupted_again_starts_to_learn_when_it_would_have(tmp
 
 def test_a_run_interrupted_at_its_start_goes_on(tmp_path, monkeypatch):
     """The signal comes before the first step: the memory that is saved is empty, and no damage."""
-    make_run_folder = script.make_run_folder
-
-    def signalling(args):
-        signal.raise_signal(signal.SIGTERM)
-        return make_run_folder(args)
-
-    monkeypatch.setattr(script, "make_run_folder", signalling)
-    with pytest.raises(SystemExit) as exit_info:
-        command_line(script, monkeypatch, *flags_of(tiny(tmp_path, save_replay=True)))
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit_info:
+        spy(patch, script.Run, "__enter__", lambda _: signal.raise_signal(signal.SIGTERM))
+        command_line(script, patch, *flags_of(tiny(tmp_path, save_replay=True)))
     assert exit_info.value.code == 143
     folder = only_run(tmp_path)
     assert (load(folder)["counters"]["global_step"], load(folder)["replay"]["added"]) == (0, 0)
@@ -721,8 +741,17 @@ def test_a_number_that_is_none_ends_the_run_and_keeps_the_checkpoint(tmp_path, m
     assert status == 1
     assert "finite" in text
     checkpoint = load(only_run(tmp_path))
-    assert checkpoint["counters"]["global_step"] == 60
+    # What a reset gives is told only by the loss, once it is drawn from the memory.
+    assert checkpoint["counters"]["global_step"] in ((60, 120) if env == "RampNanReset" else (60,))
     assert all(weights.isfinite().all() for weights in checkpoint["agent"].values())
+
+
+def test_weights_that_the_last_update_spoilt_are_not_saved(tmp_path, monkeypatch):
+    """The first update, at step 44, has a finite loss; the checkpoint would come right after it."""
+    args = tiny(tmp_path, learning_rate=3e38, checkpoint_every=44)
+    with pytest.raises(FloatingPointError, match="a loss is not finite at step 44"):
+        script.train(args)
+    assert not (only_run(tmp_path) / "latest.pt").exists()
 
 
 # ----- What a wrong use gets -----
