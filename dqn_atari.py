@@ -232,7 +232,10 @@ class WholeEpisodes(gym.Wrapper):
             self.unwrapped.action_space.seed(seed)
         info, self.ended = {"whole_episode": self.ended} if self.ended else {}, None
         self.score, self.length = 0.0, 0
-        return self.env.reset(seed=seed, options=options)[0], info
+        obs, _ = self.env.reset(seed=seed, options=options)
+        if not math.isfinite(np.sum(obs)):
+            raise FloatingPointError(f"{self.spec.id} is not finite at a reset: obs {obs}")
+        return obs, info
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
         """Takes a step; a number that is not finite raises a FloatingPointError."""
@@ -257,7 +260,7 @@ def check_spaces(env: gym.Env, fits: bool) -> None:
 
 
 def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env]:
-    """Returns a factory of one environment; it shows (4, 84, 84) uint8 images, an own (C, H, W) stack as it is."""
+    """Returns a factory of one environment; it shows (4, 84, 84) uint8 images; (C, H, W) stacks pass unchanged."""
     training_pid = os.getpid()
 
     def thunk() -> gym.Env:
@@ -271,7 +274,7 @@ def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env
         if is_atari(spec):
             ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
             # frameskip=1 since MaxAndSkip skips: an ALE/ id alone would skip 4 of its own, 16 together.
-            env = gym.make(spec, **{"frameskip": 1, "obs_type": "grayscale", **keywords})
+            env = gym.make(spec, frameskip=1, obs_type="grayscale", **keywords)
             buttons = env.unwrapped.get_action_meanings()
             # Backgammon and VideoCheckers have no NOOP to wait with.
             env = sb3.NoopResetEnv(env, noop_max=30) if "NOOP" in buttons else env
@@ -285,8 +288,9 @@ def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env
             env = gym.make(spec, **{"max_episode_steps": spec.max_episode_steps or EVAL_MAX_STEPS, **keywords})
             space, shape = env.observation_space, env.observation_space.shape or ()
             images = isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(shape) in (2, 3)
-            large = images and min(shape[:2] if shape[2:] in ((), (1,), (3,)) else shape[1:]) >= 36
-            check_spaces(env, fits=large and isinstance(env.action_space, gym.spaces.Discrete))
+            size = shape[:2] if shape[2:] in ((), (1,), (3,)) else shape[1:]
+            fits = images and min(size) >= 36 and isinstance(env.action_space, gym.spaces.Discrete)
+            check_spaces(env, fits)
             env = WholeEpisodes(env)
         shape = env.observation_space.shape
         if len(shape) == 3 and shape[2] not in (1, 3):
@@ -520,7 +524,9 @@ Evaluation = dict[str, np.ndarray]
 def finished_episodes(infos: dict[str, Any]) -> Iterator[tuple[int, dict[str, float]]]:
     """Yields the environment, and "return", "length" and measures of each whole episode that ended in this step."""
     for i in np.flatnonzero(infos.get("_whole_episode", [])):
-        values = {name: float(x[i]) for name, x in infos["whole_episode"].items() if not name.startswith("_")}
+        whole, mask = infos["whole_episode"], infos["_whole_episode"]
+        names = [name for name in whole if name[0] != "_" and whole.get(f"_{name}", mask)[i]]
+        values = {name: float(whole[name][i]) for name in names}
         yield int(i), {"return": values.pop("r"), "length": values.pop("l"), **values}
 
 
@@ -828,6 +834,8 @@ class Run:
 
     def save(self, name: str) -> None:
         """Writes a checkpoint; at any moment the file is whole, the old or the new one."""
+        if not all(x.isfinite().all() for x in self.modules["agent"].state_dict().values()):
+            raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}")
         self.writer.flush()
         content = {"script": Path(__file__).stem, "format_version": FORMAT_VERSION}
         content |= {"args": dataclasses.asdict(self.args), "counters": self.counters}

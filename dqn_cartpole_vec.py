@@ -153,7 +153,10 @@ class WholeEpisodes(gym.Wrapper):
             self.unwrapped.action_space.seed(seed)
         info, self.ended = {"whole_episode": self.ended} if self.ended else {}, None
         self.score, self.length = 0.0, 0
-        return self.env.reset(seed=seed, options=options)[0], info
+        obs, _ = self.env.reset(seed=seed, options=options)
+        if not math.isfinite(np.sum(obs)):
+            raise FloatingPointError(f"{self.spec.id} is not finite at a reset: obs {obs}")
+        return obs, info
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
         """Takes a step; a number that is not finite raises a FloatingPointError."""
@@ -340,7 +343,9 @@ Evaluation = dict[str, np.ndarray]
 def finished_episodes(infos: dict[str, Any]) -> Iterator[tuple[int, dict[str, float]]]:
     """Yields the environment, and "return", "length" and measures of each whole episode that ended in this step."""
     for i in np.flatnonzero(infos.get("_whole_episode", [])):
-        values = {name: float(x[i]) for name, x in infos["whole_episode"].items() if not name.startswith("_")}
+        whole, mask = infos["whole_episode"], infos["_whole_episode"]
+        names = [name for name in whole if name[0] != "_" and whole.get(f"_{name}", mask)[i]]
+        values = {name: float(whole[name][i]) for name in names}
         yield int(i), {"return": values.pop("r"), "length": values.pop("l"), **values}
 
 
@@ -640,6 +645,8 @@ class Run:
 
     def save(self, name: str) -> None:
         """Writes a checkpoint; at any moment the file is whole, the old or the new one."""
+        if not all(x.isfinite().all() for x in self.modules["agent"].state_dict().values()):
+            raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}")
         self.writer.flush()
         content = {"script": Path(__file__).stem, "format_version": FORMAT_VERSION}
         content |= {"args": dataclasses.asdict(self.args), "counters": self.counters}

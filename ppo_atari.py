@@ -114,8 +114,9 @@ class Args:
         limits = {
             (1, math.inf): "num_steps num_minibatches update_epochs eval_episodes",
             (1, 10_000): "num_envs",
-            (0, math.inf): "threads checkpoint_every eval_every learning_rate ent_coef vf_coef max_grad_norm target_kl",
-            (0, 1): "gamma gae_lambda clip_coef",
+            (0, math.inf): "threads checkpoint_every eval_every ent_coef vf_coef",
+            (1e-12, math.inf): "learning_rate clip_coef max_grad_norm target_kl",
+            (0, 1): "gamma gae_lambda",
             (0, 2_000_000_000): "seed",  # ale-py takes 31 bits
             (self.batch_size, math.inf): "total_timesteps",
         }
@@ -238,7 +239,10 @@ class WholeEpisodes(gym.Wrapper):
             self.unwrapped.action_space.seed(seed)
         info, self.ended = {"whole_episode": self.ended} if self.ended else {}, None
         self.score, self.length = 0.0, 0
-        return self.env.reset(seed=seed, options=options)[0], info
+        obs, _ = self.env.reset(seed=seed, options=options)
+        if not math.isfinite(np.sum(obs)):
+            raise FloatingPointError(f"{self.spec.id} is not finite at a reset: obs {obs}")
+        return obs, info
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
         """Takes a step; a number that is not finite raises a FloatingPointError."""
@@ -416,7 +420,9 @@ Evaluation = dict[str, np.ndarray]
 def finished_episodes(infos: dict[str, Any]) -> Iterator[tuple[int, dict[str, float]]]:
     """Yields the environment, and "return", "length" and measures of each whole episode that ended in this step."""
     for i in np.flatnonzero(infos.get("_whole_episode", [])):
-        values = {name: float(x[i]) for name, x in infos["whole_episode"].items() if not name.startswith("_")}
+        whole, mask = infos["whole_episode"], infos["_whole_episode"]
+        names = [name for name in whole if name[0] != "_" and whole.get(f"_{name}", mask)[i]]
+        values = {name: float(whole[name][i]) for name in names}
         yield int(i), {"return": values.pop("r"), "length": values.pop("l"), **values}
 
 
@@ -593,7 +599,9 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             means = torch.stack(losses).mean(0).tolist()
             run.counters["global_step"] = global_step = iteration * args.batch_size
             # The last step may have spoilt the weights, which no loss has seen yet.
-            if not (np.isfinite(means).all() and all(x.isfinite().all() for x in agent.parameters())):
+            with torch.no_grad():
+                policy, _ = forward(torch.from_numpy(next_obs).to(device))
+            if not (np.isfinite(means).all() and policy.logits.isfinite().all()):
                 raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
             scalars = {f"losses/{name}": mean for name, mean in zip(terms, means, strict=True)}
             scalars["losses/explained_variance"] = (1 - (returns - old_values).var() / returns.var()).item()
@@ -748,6 +756,8 @@ class Run:
 
     def save(self, name: str) -> None:
         """Writes a checkpoint; at any moment the file is whole, the old or the new one."""
+        if not all(x.isfinite().all() for x in self.modules["agent"].state_dict().values()):
+            raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}")
         self.writer.flush()
         content = {"script": Path(__file__).stem, "format_version": FORMAT_VERSION}
         content |= {"args": dataclasses.asdict(self.args), "counters": self.counters}

@@ -693,9 +693,10 @@ def test_a_run_that_was_interrupted_again_starts_to_learn_when_it_would_have(tmp
 
 def test_a_run_interrupted_at_its_start_goes_on(tmp_path, monkeypatch):
     """The signal comes before the first step: the memory that is saved is empty, and no damage."""
-    with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit_info:
+    with monkeypatch.context() as patch:
         spy(patch, script.Run, "__enter__", lambda _: signal.raise_signal(signal.SIGTERM))
-        command_line(script, patch, *flags_of(tiny(tmp_path, save_replay=True)))
+        with pytest.raises(SystemExit) as exit_info:
+            command_line(script, patch, *flags_of(tiny(tmp_path, save_replay=True)))
     assert exit_info.value.code == 143
     folder = only_run(tmp_path)
     assert (load(folder)["counters"]["global_step"], load(folder)["replay"]["added"]) == (0, 0)

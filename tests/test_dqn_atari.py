@@ -522,13 +522,13 @@ def test_a_run_that_was_interrupted_again_starts_to_learn_when_it_would_have(tmp
 
 def test_a_run_interrupted_at_its_start_goes_on(tmp_path, monkeypatch):
     """The signal comes before the first step: the memory that is saved is empty, and no damage."""
-    make_run_folder = dqn_atari.make_run_folder
+    check_memory = dqn_atari.check_memory
 
-    def signalling(args):
+    def signalling(*args):
         signal.raise_signal(signal.SIGTERM)
-        return make_run_folder(args)
+        return check_memory(*args)
 
-    monkeypatch.setattr(dqn_atari, "make_run_folder", signalling)
+    monkeypatch.setattr(dqn_atari, "check_memory", signalling)
     with pytest.raises(SystemExit) as exit_info:
         command_line(dqn_atari, monkeypatch, *flags_of(tiny(tmp_path, save_replay=True)))
     assert exit_info.value.code == 143

@@ -168,7 +168,7 @@ def test_a_constant_critic(tmp_path, monkeypatch, name, family, end, last_reward
         nn.init.constant_(last.bias, 10)
 
     monkeypatch.setattr(script.Agent, "__init__", constant)
-    changes = {"norm_reward": False} if family == "Line2" else {}
+    changes = {"norm_reward": False, "gamma": 0.99} if family == "Line2" else {}
     length = int(family[-1])
     found = trained(script, tmp_path, monkeypatch, f"{family}{end}", 1, length, **changes)
     assert found[0][0] == pytest.approx([1] * (length - 1) + [last_reward])
