@@ -786,7 +786,8 @@ def main() -> None:
             args = tyro.cli(Args, default=Args(**{x: stored[x] for x in stored if x not in NOT_RESTORED}))
         train(args) if args.evaluate is None else evaluate_checkpoint(args)
     except (*usage, FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:
-        reason = "an environment process died" if isinstance(error, EOFError | ConnectionError) else error
+        broken = isinstance(error, EOFError | ConnectionError)
+        reason = "a pipe broke: an environment process died, or nobody reads the output" if broken else error
         print("error:", *str(reason).split(), file=sys.stderr)
         sys.exit(2 if isinstance(error, usage) else 1)
     finally:

@@ -160,9 +160,8 @@ class NativeAtariEnv(AtariVectorEnv):
     """
 
     def __init__(self, spec: EnvSpec, num_envs: int, num_threads: int) -> None:
-        names = ("game", "max_num_frames_per_episode", "repeat_action_probability", "full_action_space")
         super().__init__(
-            **{name: spec.kwargs[name] for name in names},
+            **{name: value for name, value in spec.kwargs.items() if name != "frameskip"},
             num_envs=num_envs,
             num_threads=min(num_threads, num_envs),
             autoreset_mode=AutoresetMode.SAME_STEP,
@@ -897,7 +896,8 @@ def main() -> None:
             args = tyro.cli(Args, default=Args(**{x: stored[x] for x in stored if x not in NOT_RESTORED}))
         train(args) if args.evaluate is None else evaluate_checkpoint(args)
     except (*usage, FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:
-        reason = "an environment process died" if isinstance(error, EOFError | ConnectionError) else error
+        broken = isinstance(error, EOFError | ConnectionError)
+        reason = "a pipe broke: an environment process died, or nobody reads the output" if broken else error
         print("error:", *str(reason).split(), file=sys.stderr)
         sys.exit(2 if isinstance(error, usage) else 1)
     finally:

@@ -196,10 +196,15 @@ def test_the_environment_gets_bounded_actions_and_the_update_samples(
     assert (ratios[1][0][0] - 1).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize(("low", "high"), [(100.0, 200.0), (10.0, 12.0), (-1000.0, 1000.0), (-0.001, 0.001)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(100.0, 200.0), (10.0, 12.0), (-1000.0, 1000.0), (-0.001, 0.001), (0.1, 1.4)]
+)
 @pytest.mark.parametrize("rescale", [True, False])
 def test_finite_bounds_are_scaled_to_1(low, high, rescale):
-    """FAULTS 264: the middle is where the policy starts, and samples of -1 and 1 are the bounds."""
+    """FAULTS 264: the middle is where the policy starts, and samples of -1 and 1 are the bounds.
+
+    The environment asserts that no action is beyond them; 0.1 and 1.4 scaled in float32 alone would be.
+    """
     envs, args = new_envs([low], [high], rescale_actions=rescale)
     agent = ppo.Agent(args, envs)
     envs.reset(seed=1)
@@ -330,6 +335,16 @@ def test_gradients_are_clipped_to_their_common_length(tmp_path, monkeypatch, max
     assert logged > 0.01
     right = [1e-3] * 4 if max_grad_norm < 1 else [pytest.approx(x) for x in lengths]
     assert lengths == pytest.approx(right, rel=1e-3) if max_grad_norm < 1 else logged == pytest.approx(np.mean(lengths))
+
+
+@pytest.mark.parametrize(("target_kl", "minibatches", "updates"), [(None, 8, 8), (1e9, 8, 8), (1e-5, 4, 2)])
+def test_target_kl_ends_an_update_early(tmp_path, monkeypatch, target_kl, minibatches, updates):
+    """The first minibatch of an iteration meets the policy that acted; a step at this rate moves it further."""
+    losses = recorded(monkeypatch, ppo, "minibatch_loss")
+    ppo.train(tiny(tmp_path, env_id="Pendulum-v1", target_kl=target_kl, learning_rate=0.01))
+    assert len(losses) == minibatches
+    state = load(only_run(tmp_path) / "latest.pt")["optimizer"]["state"]
+    assert {int(x["step"]) for x in state.values()} == {updates}
 
 
 @pytest.mark.parametrize("flags", [{}, {"state_dependent_std": True}])
@@ -643,18 +658,20 @@ def test_what_a_wrong_use_gets(tmp_path, monkeypatch, capsys, flags, parts):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.filterwarnings("ignore:.*Received the following error from Worker")
-@pytest.mark.parametrize("what", ["Obs", "Reward", "Final"])
+# gymnasium warns of an error in an environment's own process before it raises it.
+@pytest.mark.filterwarnings("ignore:.*ERROR")
+@pytest.mark.parametrize(
+    ("what", "place"), [("Obs", "in step 2"), ("Reward", "in step 2"), ("Final", "in step 3"), ("Reset", "at a reset")]
+)
 @pytest.mark.parametrize("vector", ["sync", "async"])
-def test_a_number_that_is_none_is_told_and_never_saved(tmp_path, monkeypatch, capsys, what, vector):
+def test_a_number_that_is_none_is_told_and_never_saved(tmp_path, monkeypatch, capsys, what, place, vector):
     """The 50th step of an environment is the 2nd of its 17th episode, in the second iteration; the 51st ends it."""
     env_id = f"small_envs:LineNan{what}-v0"
     args = {**TINY, "env_id": env_id, "run_dir": tmp_path, "checkpoint_every": 64, "vector": vector}
     flags = [f"--{name.replace('_', '-')}={x}" for name, x in args.items() if not isinstance(x, bool)]
     status, _, err = command(monkeypatch, capsys, *flags, "--no-progress")
     assert status == 1
-    number = 3 if what == "Final" else 2
-    assert f"LineNan{what}-v0 is not finite in step {number}:" in err
+    assert f"LineNan{what}-v0 is not finite {place}:" in err
     assert load(only_run(tmp_path) / "latest.pt")["counters"]["global_step"] == 64
 
 

@@ -78,8 +78,8 @@ def assert_same_weights(one, other):
 def first_agent(args):
     """Returns the agent as train() starts with it."""
     device = ppo_atari.prepare(args)
-    with ppo_atari.closing_envs(ppo_atari.make_envs(args, args.num_envs, training=True)) as envs:
-        return ppo_atari.make_agent(args, envs, device)
+    with ppo_atari.closing_envs(ppo_atari.make_envs(args, args.num_envs)) as envs:
+        return ppo_atari.Agent(args, envs).to(device)
 
 
 @functools.cache
@@ -97,7 +97,7 @@ def test_a_run_learns_and_logs_each_iteration_at_its_step(tmp_path):
     before = weights_of(first_agent(args))
     agent, scores = ppo_atari.train(args)
 
-    assert scores == [3.0, 3.0]
+    assert scores.tolist() == [3.0, 3.0]
     for name, tensor in agent.state_dict().items():
         assert torch.isfinite(tensor).all(), name
         assert not torch.equal(tensor, before[name]), f"{name} did not change"
@@ -163,9 +163,9 @@ def test_a_logged_loss_is_the_mean_over_all_minibatches(tmp_path, monkeypatch):
 def test_only_whole_iterations_are_run(tmp_path):
     # 191 // 64 = 2 iterations, so 128 steps and 8 updates.
     ppo_atari.train(tiny(tmp_path, total_timesteps=191))
-    counters = ppo_atari.load_checkpoint(str(only_run(tmp_path)))["counters"]
-    assert (counters["iteration"], counters["global_step"], counters["updates"]) == (2, 128, 8)
-    assert counters["episodes"] == 42
+    checkpoint = ppo_atari.load_checkpoint(str(only_run(tmp_path)))
+    assert checkpoint["counters"]["global_step"] == 128
+    assert checkpoint["optimizer"]["state"][0]["step"] == 8
     assert [step for step, _ in scalars(only_run(tmp_path))["losses/value_loss"]] == [64, 128]
 
 
@@ -178,8 +178,7 @@ def test_target_kl_ends_an_update_early(tmp_path, monkeypatch, target_kl, miniba
     ppo_atari.train(tiny(tmp_path, target_kl=target_kl, learning_rate=0.01, anneal_lr=False))
     assert len(seen) == minibatches
     checkpoint = ppo_atari.load_checkpoint(str(only_run(tmp_path)))
-    assert checkpoint["counters"]["updates"] == updates
-    assert checkpoint["counters"]["iteration"] == 2
+    assert checkpoint["counters"]["global_step"] == 128
     # Adam counts for itself.
     assert {state["step"].item() for state in checkpoint["optimizer"]["state"].values()} == {updates}
 
@@ -190,7 +189,7 @@ def test_a_run_folder_holds_what_belongs_to_the_run(tmp_path, monkeypatch):
     args = tiny(tmp_path, seed=7, exp_name="two words")
     ppo_atari.train(args)
     folder = only_run(tmp_path)
-    assert re.fullmatch(r"small_envs-Ramp3Trunc-v0__two words__7__\d{10}", folder.name)
+    assert re.fullmatch(r"small_envs-Ramp3Trunc-v0__two words__7__\d{13}", folder.name)
     names = sorted(path.name for path in folder.iterdir())
     assert names[0] == "args.json"
     assert names[1] == "best.pt"
@@ -207,8 +206,8 @@ def test_a_run_folder_holds_what_belongs_to_the_run(tmp_path, monkeypatch):
     assert content["git_commit"] == (git.stdout.strip() if git.returncode == 0 else None)
     assert content["device"].startswith("cpu")
     assert content["command"].endswith("ppo_atari.py --exp-name 'two words'")
-    assert len(content["starts"]) == 1
-    assert content["starts"][0]["global_step"] == 0
+    assert content["versions"]["ale_py"] == ale_py.__version__
+    assert content["global_step"] == 0
 
     for name in ("latest.pt", "best.pt"):
         checkpoint = torch.load(folder / name, weights_only=True)
@@ -229,12 +228,6 @@ def test_the_hyperparameters_stand_in_a_text_summary(tmp_path):
     assert len(rows) == 2 + len(dataclasses.fields(ppo_atari.Args))
 
 
-def test_the_version_of_the_environments_package_is_kept(tmp_path):
-    # A small Atari run: the package of the environment is ale-py.
-    ppo_atari.write_args_json(tmp_path, tiny(tmp_path, env_id="PongNoFrameskip-v4"), 0)
-    assert json.loads((tmp_path / "args.json").read_text())["versions"]["ale-py"] == ale_py.__version__
-
-
 def test_without_evaluations_during_training_there_is_still_a_best_checkpoint(tmp_path):
     agent, _ = ppo_atari.train(tiny(tmp_path, eval_every=0))
     best = ppo_atari.load_checkpoint(str(only_run(tmp_path) / "best.pt"))
@@ -251,7 +244,9 @@ def test_a_tie_keeps_the_newer_best_checkpoint(tmp_path):
 
 def test_a_worse_evaluation_leaves_the_best_checkpoint(tmp_path, monkeypatch):
     means = iter([5.0, 9.0, 7.0, 1.0])
-    monkeypatch.setattr(ppo_atari, "evaluate", lambda *_: ppo_atari.Evaluation([next(means)], [3], []))
+    monkeypatch.setattr(
+        ppo_atari, "evaluate", lambda *_: {"return": np.array([next(means)]), "length": np.array([3.0])}
+    )
     ppo_atari.train(tiny(tmp_path, total_timesteps=192, eval_every=64))
     best = torch.load(only_run(tmp_path) / "best.pt", weights_only=True)
     assert (best["counters"]["global_step"], best["counters"]["best_eval"]) == (128, [9.0])
@@ -267,7 +262,7 @@ def test_evaluations_come_when_a_multiple_is_passed_and_at_the_end(tmp_path, eva
 
 # ----- Evaluation -----
 def test_evaluation_episodes_have_seeds_of_their_own(tmp_path, capsys):
-    """The environment pays the seed of its reset; 3 episodes in turns of 2 environments."""
+    """The environment pays the seed of its reset."""
     args = tiny(tmp_path, env_id="small_envs:SeedReward-v0", seed=5, eval_every=128, eval_episodes=3)
     _, scores = ppo_atari.train(args)
     # During training seed + 10,000 + i: 10005, 10006, 10007 with the mean 10006 and the deviation sqrt(2/3).
@@ -275,7 +270,7 @@ def test_evaluation_episodes_have_seeds_of_their_own(tmp_path, capsys):
     assert logged["eval/return_mean"] == [(128, 10006.0)]
     assert logged["eval/return_std"][0][1] == pytest.approx(math.sqrt(2 / 3))
     # At the end seed + 20,000 + i.
-    assert scores == [20005.0, 20006.0, 20007.0]
+    assert scores.tolist() == [20005.0, 20006.0, 20007.0]
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("episode ")] == [
         "episode 0: return=20005 length=1",
@@ -292,10 +287,10 @@ def test_an_endless_evaluation_is_cut_and_says_so(tmp_path, capsys, monkeypatch)
     monkeypatch.setattr(ppo_atari, "EVAL_MAX_STEPS", 17)
     args = tiny(tmp_path, env_id="small_envs:RampEndless-v0")
     _, scores = ppo_atari.train(args)
-    assert scores == [17.0, 17.0]
+    assert scores.tolist() == [17.0, 17.0]
     assert scalars(only_run(tmp_path))["eval/length_mean"] == [(128, 17.0)]
     out = capsys.readouterr().out
-    assert "evaluation: 2 of 2 episodes met the cap of 17 steps and were cut" in out
+    assert out.count("return=17 length=17, cut at the cap of 17 steps") == 2
     assert "eval: mean=17 " in out
 
 
@@ -319,7 +314,7 @@ def test_the_same_seed_gives_the_same_weights_and_scalars(tmp_path):
     np.random.rand(7)  # noqa: NPY002
     other, other_scores = ppo_atari.train(tiny(tmp_path / "other", **changes))
     assert_same_weights(weights_of(one), weights_of(other))
-    assert scores == other_scores
+    assert scores.tolist() == other_scores.tolist()
     logged, other_logged = (scalars(only_run(tmp_path / name)) for name in ("one", "other"))
     assert len(logged.pop("charts/SPS")) == len(other_logged.pop("charts/SPS")) == 2
     assert logged == other_logged
@@ -359,6 +354,7 @@ def test_evaluations_do_not_disturb_environments_that_draw_from_numpy(tmp_path):
 
 def test_the_bar_changes_no_weight(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((100, 30)))
     agent, _ = ppo_atari.train(tiny(tmp_path, progress=True))
     assert_same_weights(weights_of(agent), plain_weights())
     # The bar is there: steps done of all, and the latest mean return.
@@ -419,22 +415,21 @@ def test_the_spawn_start_method_gives_the_same_weights(tmp_path, how):
 def test_actions_that_do_not_start_at_0_train(tmp_path, first_action):
     """These environments refuse an action outside of their space, -1..0 and 5..6."""
     _, scores = ppo_atari.train(tiny(tmp_path, env_id=f"small_envs:Ramp{first_action}-v0", total_timesteps=512))
-    assert scores == [3.0, 3.0]
+    assert scores.tolist() == [3.0, 3.0]
     assert torch.load(only_run(tmp_path) / "latest.pt", weights_only=True)["agent"]["actor.weight"].shape == (2, 512)
 
 
 @pytest.mark.parametrize("env_id", ["small_envs:RampColour-v0", "small_envs:RampGrey-v0"])
 def test_images_of_other_shapes_are_resized_and_stacked(tmp_path, env_id):
     agent, scores = ppo_atari.train(tiny(tmp_path, env_id=env_id, num_steps=8, total_timesteps=32))
-    assert scores == [3.0, 3.0]
+    assert scores.tolist() == [3.0, 3.0]
     # A stack of 4 goes into the first convolution; 84 x 84 leaves 64 channels of 7 x 7.
     assert agent.state_dict()["trunk.0.0.weight"].shape == (32, 4, 8, 8)
     assert agent.state_dict()["trunk.1.weight"].shape == (512, 3136)
 
 
 @pytest.mark.parametrize("backend", ["ale", "gymnasium"])
-def test_pong_trains(tmp_path, backend, monkeypatch):
-    monkeypatch.setattr(ppo_atari, "EVAL_MAX_STEPS", 20)
+def test_pong_trains(tmp_path, backend):
     args = tiny(tmp_path, env_id="PongNoFrameskip-v4", backend=backend, num_steps=8, total_timesteps=32)
     before = weights_of(first_agent(args))
     agent, scores = ppo_atari.train(args)
@@ -444,26 +439,26 @@ def test_pong_trains(tmp_path, backend, monkeypatch):
     for tag in LOSSES - {"losses/explained_variance"}:
         assert [step for step, _ in logged[tag]] == [16, 32], tag
         assert all(math.isfinite(value) for _, value in logged[tag]), tag
-    # No point is scored in the first 20 steps of Pong.
-    assert scores == [0.0, 0.0]
+    # Who has not learned loses nearly every ball of a whole game.
+    assert all(-21 <= score <= -15 for score in scores)
 
 
 # The reader of imageio leaves its pipes to ffmpeg to the garbage collector.
 @pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
-def test_video_of_an_atari_game_shows_the_game(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ppo_atari, "EVAL_MAX_STEPS", 90)
+def test_video_of_an_atari_game_shows_the_game(tmp_path, capsys):
     args = tiny(tmp_path, env_id="PongNoFrameskip-v4", num_steps=4, total_timesteps=8, capture_video=True)
     ppo_atari.train(args)
+    out = capsys.readouterr().out
+    lengths = [int(length) for length in re.findall(r"episode \d: .*length=(\d+)", out)]
     videos = sorted((only_run(tmp_path) / "videos").iterdir())
     # The seeds of the closing evaluation, seed + 20,000 + i.
     assert [path.name for path in videos] == ["seed-20001.mp4", "seed-20002.mp4"]
-    out = capsys.readouterr().out
-    for path in videos:
-        assert f"video: {path}" in out
+    assert f"videos: {only_run(tmp_path) / 'videos'}, of the first episodes" in out
+    for path, length in zip(videos, lengths, strict=True):
         assert path.stat().st_size > 5000
         frames = np.stack(imageio.mimread(path, memtest=False))
-        # One frame before each of the 90 steps and one after the last, in colour.
-        assert frames.shape == (91, 210, 160, 3)
+        # One frame before each step of the episode that was counted, in colour.
+        assert frames.shape == (length, 210, 160, 3)
         assert frames.max() > 100
         moves = np.abs(np.diff(frames.astype(int), axis=0)).max(axis=(1, 2, 3))
         # The ball and the paddles move: more than the noise of the compression.
