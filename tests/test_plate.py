@@ -1,14 +1,13 @@
 """dqn_balancing_plate.py: what it has beyond dqn_cartpole_vec.py, the distance of the ball, and what comes of it."""
 
 import contextlib
-import itertools
 import re
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from short_runs import assert_equal, command_line, failed, flags_of, load, only_run, resume, scalars, spy
+from short_runs import command_line, load, only_run, scalars
 
 import dqn_balancing_plate as script
 
@@ -125,31 +124,38 @@ def test_an_environment_without_a_distance_passes_unchanged():
 
 
 def test_the_plate_is_measured_by_its_own_distances():
-    env, plain = script.make_env(tiny("."), training=True)(), gym.make("BalancingPlate-v0")
+    env, plain = script.make_env(tiny("."))(), gym.make("BalancingPlate-v0")
     assert env.observation_space.shape == (10,)
     assert env.action_space == gym.spaces.Discrete(4)
     for seed in (1, 2):
         env.reset(seed=seed)
         plain.reset(seed=seed)
-        distances, ended = [], False
+        distances, rewards, ended = [], 0.0, False
         while not ended:
             action = len(distances) % 4
-            obs, *_, terminated, truncated, info = env.step(action)
+            obs, *_, terminated, truncated, _ = env.step(action)
             ended = terminated or truncated
-            right, *_, plain_info = plain.step(action)
+            right, reward, *_, plain_info = plain.step(action)
+            rewards += reward
             np.testing.assert_array_equal(obs, right)
             distances.append(plain_info["distance"])
             # What the observation shows is what is measured.
             assert plain_info["distance"] == pytest.approx(float(np.hypot(*obs[:2])), abs=1e-6)
-        assert info["measures"]["distance"] == pytest.approx(np.mean(distances[len(distances) // 2 :]))
+        _, info = env.reset()
+        mean = np.mean(distances[len(distances) // 2 :])
+        assert info["whole_episode"] == {
+            "r": pytest.approx(rewards),
+            "l": len(distances),
+            "distance": pytest.approx(mean),
+        }
     env.close()
     plain.close()
 
 
 # ----- The best agent -----
 def evaluation(lengths, distances, scores=None):
-    measures = [{"distance": x} for x in distances] if distances else [{} for _ in lengths]
-    return script.Evaluation(scores or [float(length) for length in lengths], lengths, measures)
+    columns = {"return": scores or lengths, "length": lengths} | ({"distance": distances} if distances else {})
+    return {name: np.array(values, dtype=float) for name, values in columns.items()}
 
 
 def test_survival_comes_first_and_then_the_distance():
@@ -170,14 +176,12 @@ def test_without_a_distance_the_score_decides():
 def test_the_best_agent_is_kept(tmp_path):
     """best.pt is that of the evaluation that lasted longest, then came nearest, then was newest."""
     args = tiny(tmp_path)
-    counters = {"global_step": 0, "best_eval": None, "evaluated": 0}
-    network = script.QNetwork(10, 4, (8,))
     kept = []
-    with script.StopSignal() as stop, script.Run(args, stop, counters, {"agent": network}) as run:
+    with script.Run(args, "global_step", 400, agent=torch.nn.Linear(1, 1)) as run:
         for step, (length, distance) in enumerate(
             [(200, 0.01), (199, 0.001), (500, 0.05), (500, 0.02), (500, 0.03), (500, 0.02), (499, 0.0)], start=1
         ):
-            counters["global_step"] = step
+            run.counters["global_step"] = step
             run.keep_best(evaluation([length, length], [distance, distance]))
             kept.append(load(run.folder, "best.pt")["counters"]["global_step"])
             assert load(run.folder)["counters"]["global_step"] == step
@@ -197,29 +201,12 @@ def test_the_distance_is_logged_and_printed(tmp_path, monkeypatch, capsys):
     (line,) = re.findall("^eval:.*", out, re.MULTILINE)
     assert line == "eval: mean=3 std=0 min=3 max=3 episodes=2 mean_length=3 distance=0.1875"
     logged = scalars(only_run(tmp_path))
-    assert logged["charts/distance"] == [(step, 0.1875) for step in (100, 200, 300, 400)]
+    # Both environments end at every third turn of 2 steps.
+    assert logged["charts/distance"] == [(6 * k, 0.1875) for k in range(1, 67) for _ in range(2)]
     assert logged["eval/distance_mean"] == [(step, 0.1875) for step in (200, 400)]
     assert load(only_run(tmp_path), "best.pt")["counters"]["global_step"] == 400
     command_line(script, monkeypatch, "--evaluate", str(only_run(tmp_path)), "--threads=1", "--no-cuda")
     assert re.findall("^eval:.*", capsys.readouterr().out, re.MULTILINE) == [line]
-
-
-def test_the_distance_of_the_log_is_the_mean_over_the_episodes_since_the_last_point(tmp_path, monkeypatch):
-    """Both environments' episodes of 3 steps are nearer from one to the next: 0.5, 0.25, 0.125... of what was."""
-    shrink = {}
-
-    def note(self, action):
-        episode = shrink.setdefault(id(self), [0, 0])
-        episode[0] += self.step_count == 0
-        self.distances = [2.0 ** -episode[0]] * 3
-
-    spy(monkeypatch, Distances, "step", note)
-    script.train(tiny(tmp_path, "Distances-v0"))
-    # Turns 1 to 50 end the episodes 1 to 16, turns 51 to 100 the next ones up to 33, then up to 50 and 66.
-    parts = np.split(2.0 ** -np.arange(1, 67), [16, 33, 50])
-    logged = scalars(only_run(tmp_path))["charts/distance"]
-    assert [step for step, _ in logged] == [100, 200, 300, 400]
-    assert [value for _, value in logged] == pytest.approx([part.mean() for part in parts], rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -237,87 +224,6 @@ def test_environments_that_measure_other_things(tmp_path, capsys, env_id, printe
     logged = scalars(only_run(tmp_path))
     assert {tag for tag in logged if "distance" in tag} == tags
     assert ("eval/height_mean" in logged) == ("height" in printed)
-
-
-def test_a_run_on_the_plate(tmp_path, monkeypatch, capsys):
-    """Three environments, whose transitions are the plate's; and the same again in processes of their own."""
-    stored = []
-    spy(monkeypatch, script.ReplayBuffer, "add", lambda self, obs, next_obs, *_: stored.append((obs, next_obs)))
-    found = []
-    for vector in ("sync", "async"):
-        agent, scores = script.train(tiny(tmp_path / vector, vector=vector, num_envs=3, start_e=1.0, end_e=1.0))
-        folder = only_run(tmp_path / vector)
-        checkpoint, logged = load(folder), scalars(folder)
-        found.append((checkpoint["agent"], scores, {tag: x for tag, x in logged.items() if tag != "charts/SPS"}))
-        out = capsys.readouterr().out
-        assert re.search(r"^eval: mean=.* episodes=2 mean_length=\S+ distance=0\.\d+$", out, re.MULTILINE)
-        # 133 turns of 3 steps.
-        assert checkpoint["counters"]["global_step"] == 399
-        assert checkpoint["counters"]["episodes"] == len(logged["charts/episodic_length"]) > 5
-        assert all(0 < value < 0.22 for _, value in logged["charts/distance"])
-        assert agent(torch.zeros(1, 10)).shape == (1, 4)
-    assert_equal(dict(found[0][0]), dict(found[1][0]))
-    assert found[0][1:] == found[1][1:]
-    assert [obs.shape for obs, _ in stored] == [(3, 10)] * 266
-    for (_, next_obs), (obs, _) in itertools.pairwise(stored[:133]):
-        # Either the ball goes on from where it was, or the one before it fell and this one starts within 5 cm, at rest.
-        for before, now in zip(next_obs, obs, strict=True):
-            goes_on = (before == now).all()
-            assert goes_on or (np.abs(before[:2]).max() > 0.14 and np.abs(now[:2]).max() < 0.06 and not now[3:6].any())
-
-
-def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch):
-    script.train(tiny(tmp_path / "straight", total_timesteps=400))
-    script.train(tiny(tmp_path / "cut", total_timesteps=200))
-    folder, straight = only_run(tmp_path / "cut"), only_run(tmp_path / "straight")
-    stopped, loaded, restore = load(folder), {}, script.restore
-
-    def noting(checkpoint, path, counters, **modules):
-        restore(checkpoint, path, counters, **modules)
-        loaded.update({name: {**module.state_dict()} for name, module in modules.items()})
-        for name in ("agent", "target_network", "optimizer"):
-            assert_equal(dict(loaded[name]), dict(stopped[name]), name)
-
-    monkeypatch.setattr(script, "restore", noting)
-    resume(script, monkeypatch, folder, "--total-timesteps=400")
-    assert loaded.keys() == {"agent", "target_network", "optimizer"}
-    resumed, whole = load(folder), load(straight)
-    assert resumed["counters"]["global_step"] == whole["counters"]["global_step"] == 400
-    # Without its memory the run first fills a new one: 40 updates up to step 200, and those of steps 241 to 400.
-    assert (whole["counters"]["updates"], resumed["counters"]["updates"]) == (90, 40 + 40)
-    logged = scalars(folder)
-    assert [step for step, _ in logged["charts/learning_rate"]] == [100, 200, 300, 400]
-    assert logged["charts/learning_rate"][2:] == scalars(straight)["charts/learning_rate"][2:]
-    assert [step for step, _ in logged["eval/distance_mean"]] == [200, 400]
-
-
-def test_a_finished_run_says_so_and_changes_nothing(tmp_path, monkeypatch, capsys):
-    script.train(tiny(tmp_path, total_timesteps=100))
-    folder = only_run(tmp_path)
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    of_run = re.findall("^eval:.*", capsys.readouterr().out, re.MULTILINE)
-    resume(script, monkeypatch, folder)
-    out = capsys.readouterr().out
-    assert out.startswith("this run is finished, at step 100; a larger --total-timesteps goes on\n")
-    assert re.findall("^eval:.*", out, re.MULTILINE) == of_run
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-
-
-@pytest.mark.parametrize(("flags", "message"), [
-    (["--env-id=BalancingPlate"], "there is no environment of this id; the nearest: BalancingPlate-v0"),
-    (["--env-id=Pendulum-v1"], "this script wants Discrete actions, not Box("),
-    (["--env-id=Pendulum-v1"], "for a Box use ppo_continuous.py"),
-    (["--env-id=small_envs:Ramp3Term-v0"], "wants a vector, not Box(0, 255, (1, 36, 36), uint8); for images use "),
-    (["--total-timesteps=1", "--learning-starts=0"], "--total-timesteps 1 must be at least num_envs = 2"),
-    (["--buffer-size=1"], "--buffer-size 1 must be at least num_envs = 2"),
-], ids=lambda x: " ".join(x) if isinstance(x, list) else "")  # fmt: skip
-def test_a_wrong_value_is_refused(tmp_path, monkeypatch, capsys, flags, message):
-    monkeypatch.chdir(tmp_path)
-    small = [flag for flag in flags_of(tiny(tmp_path / "runs")) if not flag.startswith("--exp-name")]
-    status, text = failed(script, monkeypatch, capsys, *small, *flags)
-    assert status == 2
-    assert message in text
-    assert list(tmp_path.iterdir()) == []
 
 
 # ----- Learning -----
