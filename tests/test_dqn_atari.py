@@ -528,9 +528,10 @@ def test_a_run_interrupted_at_its_start_goes_on(tmp_path, monkeypatch):
         signal.raise_signal(signal.SIGTERM)
         return check_memory(*args)
 
-    monkeypatch.setattr(dqn_atari, "check_memory", signalling)
-    with pytest.raises(SystemExit) as exit_info:
-        command_line(dqn_atari, monkeypatch, *flags_of(tiny(tmp_path, save_replay=True)))
+    with monkeypatch.context() as patch:
+        patch.setattr(dqn_atari, "check_memory", signalling)
+        with pytest.raises(SystemExit) as exit_info:
+            command_line(dqn_atari, patch, *flags_of(tiny(tmp_path, save_replay=True)))
     assert exit_info.value.code == 143
     folder = only_run(tmp_path)
     assert (load(folder)["counters"]["global_step"], load(folder)["replay"]["added"]) == (0, 0)
