@@ -543,7 +543,7 @@ def test_a_dead_environment_process_ends_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SIGNAL_AT", "40:SIGKILL")
     args = tiny(tmp_path, env_id="small_envs:SignalAt-v0", vector="async", checkpoint_every=64)
     status, line = failed(monkeypatch, capsys, *flags_of(args))
-    assert (status, line) == (1, "error: an environment process died\n")
+    assert (status, line) == (1, "error: a pipe broke: an environment process died, or nobody reads the output\n")
     _, alive = psutil.wait_procs(psutil.Process().children(), timeout=60)
     assert alive == []
     assert load(only_run(tmp_path))["counters"]["global_step"] == 64
