@@ -389,7 +389,10 @@ def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film:
         while len(episodes) < len(seeds):
             stop_if_asked()
             for i in [i for i in range(len(films)) if i not in episodes]:
-                films[i].append_data(envs.envs[i].render())
+                try:
+                    films[i].append_data(envs.envs[i].render())
+                except ValueError as error:  # the episode counts without this picture
+                    print(f"seed-{seeds[i]}.mp4 lacks a picture: {error}", file=sys.stderr)
             action = agent.act(torch.from_numpy(obs).to(device), args.eval_greedy)
             obs, _, _, _, infos = envs.step(action.cpu().numpy())
             for i, episode in finished_episodes(infos):
@@ -624,7 +627,7 @@ class Run:
         style = {"dynamic_ncols": True}
         if not (sys.stderr.isatty() and os.get_terminal_size(2).columns):
             line = "{n:,} of {total:,}{unit}s, {rate_fmt}{postfix}, {remaining} left\n"
-            style = {"mininterval": 30, "maxinterval": 60, "delay": 1, "bar_format": line}
+            style = {"mininterval": 30, "maxinterval": 60, "delay": 1, "bar_format": line, "ncols": 200, "nrows": 20}
         bar = {"total": total, "initial": self.counters[unit], "disable": not args.progress}
         self.bar = tqdm(unit=" episode" if unit == "episodes" else " step", **bar, **style)
 
@@ -699,7 +702,9 @@ def checkpoint_path(path: str) -> Path:
 def load_checkpoint(path: str, **modules: Any) -> dict[str, Any]:  # noqa: ANN401
     """Returns a checkpoint's content, loaded into the modules; a file that does not fit or holds code is refused."""
     try:
-        require(zipfile.ZipFile(checkpoint_path(path)).testzip() is None, "a checksum is wrong")  # torch checks none
+        archive = zipfile.ZipFile(checkpoint_path(path))
+        folders = any(entry.external_attr for entry in archive.infolist())  # torch reads noise in place of one
+        require(archive.testzip() is None and not folders, "a checksum is wrong")  # torch checks none
         content = torch.load(checkpoint_path(path), map_location="cpu", weights_only=True)
         script, version = content["script"], content["format_version"]
         require((script, version) == (Path(__file__).stem, FORMAT_VERSION), f"it is of {script}.py, format {version}")

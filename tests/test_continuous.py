@@ -337,6 +337,36 @@ def test_gradients_are_clipped_to_their_common_length(tmp_path, monkeypatch, max
     assert lengths == pytest.approx(right, rel=1e-3) if max_grad_norm < 1 else logged == pytest.approx(np.mean(lengths))
 
 
+@pytest.mark.parametrize(("norm_adv", "clip_vloss"), [(True, True), (False, False)])
+@torch.no_grad()
+def test_the_loss_of_a_minibatch_is_that_of_its_formulas(norm_adv, clip_vloss):
+    """The policy is N(0.3, 0.6) for every observation, in two dimensions; all else is drawn."""
+    flags = {"norm_adv": norm_adv, "clip_vloss": clip_vloss, "clip_coef": 0.2, "ent_coef": 0.7, "vf_coef": 0.4}
+    agent = new_agent([-1.0] * 2, [1.0] * 2)
+    agent.log_std.fill_(math.log(0.6))
+    agent.actor[-1].bias.fill_(0.3)
+    agent.actor[-1].weight.zero_()
+    rng = np.random.default_rng(1)
+    obs, samples = rng.normal(size=(2, 50, 2))
+    drift, advantages = rng.normal(0, [[0.3], [2]], (2, 50))
+    values = agent.value(torch.from_numpy(obs).float()).double().numpy()
+    old_values, returns = values + rng.normal(0, 0.4, (2, 50))
+    logprobs = (-0.5 * ((samples - 0.3) / 0.6) ** 2 - math.log(0.6 * math.sqrt(2 * math.pi))).sum(1)
+    minibatch = [torch.from_numpy(x).float() for x in (obs, samples, logprobs - drift, old_values, advantages, returns)]
+    loss, terms = ppo.minibatch_loss(agent, ppo.Args(**flags), minibatch)
+    if norm_adv:
+        advantages = (advantages - advantages.mean()) / advantages.std(ddof=1)
+    ratio = np.exp(drift)
+    pg_loss = -np.minimum(ratio * advantages, np.clip(ratio, 0.8, 1.2) * advantages).mean()
+    errors = (values - returns) ** 2, (np.clip(values, old_values - 0.2, old_values + 0.2) - returns) ** 2
+    v_loss = 0.5 * (np.maximum(*errors) if clip_vloss else errors[0]).mean()
+    # Of a normal distribution it is 0.5 log(2 pi e std^2), here of two.
+    entropy = math.log(2 * math.pi * math.e * 0.36)
+    change = [-drift.mean(), (ratio - 1 - drift).mean(), (abs(ratio - 1) > 0.2).mean()]
+    assert terms.tolist() == pytest.approx([v_loss, pg_loss, entropy, *change], rel=1e-4, abs=1e-6)
+    assert loss.item() == pytest.approx(pg_loss - 0.7 * entropy + 0.4 * v_loss, rel=1e-4)
+
+
 @pytest.mark.parametrize(("target_kl", "minibatches", "updates"), [(None, 8, 8), (1e9, 8, 8), (1e-5, 4, 2)])
 def test_target_kl_ends_an_update_early(tmp_path, monkeypatch, target_kl, minibatches, updates):
     """The first minibatch of an iteration meets the policy that acted; a step at this rate moves it further."""
