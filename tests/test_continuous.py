@@ -626,6 +626,8 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
         assert one[name][key] == two[name][key] == 256
     # 4 iterations of 4 updates, of which the resumed half did the last 8.
     steps = [{int(x["step"]) for x in content["optimizer"]["state"].values()} for content in (one, two)]
+    # Huang et al.'s third detail, against torch's 1e-8.
+    assert one["optimizer"]["param_groups"][0]["eps"] == 1e-5
     assert steps == [{16}, {16}]
     whole, cut = (scalars(only_run(tmp_path / name)) for name in ("whole", "cut"))
     assert whole["charts/learning_rate"] == cut["charts/learning_rate"]

@@ -10,9 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from conftest import ROOT
 from short_runs import assert_equal, command_line, failed, flags_of, load, only_run, resume, scalars, small_run, spy
-from sync_copies import SECTIONS, all_pieces
 from torch.utils.tensorboard import SummaryWriter
 
 import ppo_cartpole as script
@@ -33,12 +31,6 @@ def updates_of(folder):
     """Returns how many steps the optimizer has made."""
     (steps,) = {int(state["step"]) for state in load(folder)["optimizer"]["state"].values()}
     return steps
-
-
-def test_what_is_its_own_is_short():
-    text = (ROOT / "ppo_cartpole.py").read_text(encoding="utf-8")
-    shared = [all_pieces(text)[section] for section in SECTIONS]
-    assert text.count("\n") - sum(piece.stop - piece.start for piece in shared) <= 430
 
 
 # ----- Networks and losses -----
