@@ -219,7 +219,7 @@ def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env
         # where they allow one action only, any number becomes that.
         limits = ((box.low, -np.inf), (box.high, np.inf))
         low, high = (np.where(box.low < box.high, *x).flatten().astype(np.float32) for x in limits)
-        shaped = lambda action: np.clip(action.reshape(box.shape), box.low, box.high)  # noqa: E731
+        shaped = lambda action: action.reshape(box.shape).clip(box.low, box.high)  # noqa: E731
         env = gym.wrappers.TransformAction(env, shaped, gym.spaces.Box(low, high))
         bounded = np.isfinite(low) & np.isfinite(high)
         why = "--action-bounds tanh wants two different bounds for each action; use clip"
@@ -610,8 +610,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             batch = [x.flatten(0, 1).to(device) for x in stacked]
             losses = []
             passes = (torch.randperm(args.batch_size, device=device) for _ in range(args.update_epochs))
-            for mb_inds in (x for order in passes for x in order.chunk(args.num_minibatches)):
-                minibatch = tuple(x[mb_inds] for x in batch)
+            shuffled = ([x[order].chunk(args.num_minibatches) for x in batch] for order in passes)
+            for minibatch in (minibatch for chunks in shuffled for minibatch in zip(*chunks, strict=True)):
                 loss, terms = loss_of(agent, args, minibatch)
                 optimizer.zero_grad()
                 loss.backward()

@@ -367,6 +367,20 @@ def test_the_loss_of_a_minibatch_is_that_of_its_formulas(norm_adv, clip_vloss):
     assert loss.item() == pytest.approx(pg_loss - 0.7 * entropy + 0.4 * v_loss, rel=1e-4)
 
 
+def test_each_pass_over_a_batch_visits_each_sample_once_and_in_another_order(tmp_path, monkeypatch):
+    """Of Pendulum no two samples are alike, so that a return, a log-probability and an action name theirs."""
+    losses = recorded(monkeypatch, ppo, "minibatch_loss")
+    ppo.train(tiny(tmp_path, env_id="Pendulum-v1", total_timesteps=64, num_minibatches=4))
+    minibatches = [torch.stack([x[1][:, 0], x[2], x[5]], -1).tolist() for (_, _, x), _ in losses]
+    assert [len(x) for x in minibatches] == [16] * 8
+    first, second = ([sample for x in minibatches[i : i + 4] for sample in x] for i in (0, 4))
+    assert first != second
+    # Samples with all that belongs to them are mixed, not whole minibatches.
+    assert len({tuple(x) for x in first}) == 64
+    assert sorted(first) == sorted(second)
+    assert len({frozenset(map(tuple, x)) for x in minibatches}) == 8
+
+
 @pytest.mark.parametrize(("target_kl", "minibatches", "updates"), [(None, 8, 8), (1e9, 8, 8), (1e-5, 4, 2)])
 def test_target_kl_ends_an_update_early(tmp_path, monkeypatch, target_kl, minibatches, updates):
     """The first minibatch of an iteration meets the policy that acted; a step at this rate moves it further."""
