@@ -106,17 +106,17 @@ class Args:
     def check(self) -> None:
         """Raises a UsageError where a value is out of range or does not fit another one."""
         limits = {
-            (1, math.inf): "batch_size train_frequency target_network_frequency eval_episodes hidden_sizes",
-            (1, 10_000): "num_envs",
-            (0, math.inf): "threads checkpoint_every eval_every max_episode_steps",
-            (1e-12, math.inf): "learning_rate max_grad_norm",
-            (1e-12, 1): "tau",
-            (0, 1): "gamma start_e end_e exploration_fraction",
-            (0, 2_000_000_000): "seed",  # episodes of evaluations are seeded further up
+            "batch_size train_frequency target_network_frequency eval_episodes hidden_sizes": (1, math.inf),
+            "num_envs": (1, 10_000),
+            "threads checkpoint_every eval_every max_episode_steps": (0, math.inf),
+            "learning_rate max_grad_norm": (1e-12, math.inf),
+            "tau": (1e-12, 1),
+            "gamma start_e end_e exploration_fraction": (0, 1),
+            "seed": (0, 2_000_000_000),  # episodes of evaluations are seeded further up
+            "buffer_size total_timesteps": (self.num_envs, math.inf),
+            "learning_starts": (0, self.total_timesteps - 1),
         }
         check_limits(self, limits)
-        check_limits(self, {(self.num_envs, math.inf): "buffer_size total_timesteps"})
-        check_limits(self, {(0, self.total_timesteps - 1): "learning_starts"})
 
 
 # ----- Environment -----
@@ -418,7 +418,8 @@ def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film
             episodes += play(agent, args, seeds[i : i + 32], device, None)
     random.setstate(streams[0])
     np.random.set_state(streams[1])  # noqa: NPY002
-    return {name: np.array([episode.get(name, np.nan) for episode in episodes]) for name in episodes[0]}
+    names = dict.fromkeys(name for episode in episodes for name in episode)
+    return {name: np.array([episode.get(name, np.nan) for episode in episodes]) for name in names}
 
 
 def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.device) -> Evaluation:
@@ -730,9 +731,9 @@ def crossed(every: int, before: int, after: int) -> bool:
     return every > 0 and after // every > before // every
 
 
-def check_limits(args: Args, limits: dict[tuple[float, float], str]) -> None:
+def check_limits(args: Args, limits: dict[str, tuple[float, float]]) -> None:
     """Raises a UsageError unless each named argument lies between the two numbers; None passes."""
-    for (least, most), names in limits.items():
+    for names, (least, most) in limits.items():
         for name in names.split():
             values = getattr(args, name)
             for value in values if isinstance(values, tuple) else (values,):

@@ -112,13 +112,13 @@ class Args:
     def check(self) -> None:
         """Raises a UsageError where a value is out of range or does not fit another one."""
         limits = {
-            (1, math.inf): "num_steps num_minibatches update_epochs eval_episodes",
-            (1, 10_000): "num_envs",
-            (0, math.inf): "threads checkpoint_every eval_every ent_coef vf_coef",
-            (1e-12, math.inf): "learning_rate clip_coef max_grad_norm target_kl",
-            (0, 1): "gamma gae_lambda",
-            (0, 2_000_000_000): "seed",  # ale-py takes 31 bits
-            (self.batch_size, math.inf): "total_timesteps",
+            "num_steps num_minibatches update_epochs eval_episodes": (1, math.inf),
+            "num_envs": (1, 10_000),
+            "threads checkpoint_every eval_every ent_coef vf_coef": (0, math.inf),
+            "learning_rate clip_coef max_grad_norm target_kl": (1e-12, math.inf),
+            "gamma gae_lambda": (0, 1),
+            "seed": (0, 2_000_000_000),  # ale-py takes 31 bits
+            "total_timesteps": (self.batch_size, math.inf),
         }
         check_limits(self, limits)
         fits = self.batch_size % self.num_minibatches == 0
@@ -464,7 +464,8 @@ def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film
             episodes += play(agent, args, seeds[i : i + 32], device, None)
     random.setstate(streams[0])
     np.random.set_state(streams[1])  # noqa: NPY002
-    return {name: np.array([episode.get(name, np.nan) for episode in episodes]) for name in episodes[0]}
+    names = dict.fromkeys(name for episode in episodes for name in episode)
+    return {name: np.array([episode.get(name, np.nan) for episode in episodes]) for name in names}
 
 
 def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.device) -> Evaluation:
@@ -810,9 +811,9 @@ def crossed(every: int, before: int, after: int) -> bool:
     return every > 0 and after // every > before // every
 
 
-def check_limits(args: Args, limits: dict[tuple[float, float], str]) -> None:
+def check_limits(args: Args, limits: dict[str, tuple[float, float]]) -> None:
     """Raises a UsageError unless each named argument lies between the two numbers; None passes."""
-    for (least, most), names in limits.items():
+    for names, (least, most) in limits.items():
         for name in names.split():
             values = getattr(args, name)
             for value in values if isinstance(values, tuple) else (values,):

@@ -97,13 +97,13 @@ class Args:
     def check(self) -> None:
         """Raises a UsageError where a value is out of range or does not fit another one."""
         limits = {
-            (1, math.inf): "eval_episodes total_episodes hidden_sizes",
-            (1, 10_000): "num_envs",
-            (0, math.inf): "threads checkpoint_every eval_every max_episode_steps learning_rate_final",
-            (1e-12, math.inf): "learning_rate",
-            (0, 1): "gamma",
-            (0, 2_000_000_000): "seed",  # evaluations add to it, and some environments take 31 bits
-            (self.num_envs, self.total_episodes): "episodes_per_update",  # each environment plays one or more
+            "eval_episodes total_episodes hidden_sizes": (1, math.inf),
+            "num_envs": (1, 10_000),
+            "threads checkpoint_every eval_every max_episode_steps learning_rate_final": (0, math.inf),
+            "learning_rate": (1e-12, math.inf),
+            "gamma": (0, 1),
+            "seed": (0, 2_000_000_000),  # evaluations add to it, and some environments take 31 bits
+            "episodes_per_update": (self.num_envs, self.total_episodes),  # each environment plays one or more
         }
         check_limits(self, limits)
 
@@ -328,7 +328,8 @@ def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film
             episodes += play(agent, args, seeds[i : i + 32], device, None)
     random.setstate(streams[0])
     np.random.set_state(streams[1])  # noqa: NPY002
-    return {name: np.array([episode.get(name, np.nan) for episode in episodes]) for name in episodes[0]}
+    names = dict.fromkeys(name for episode in episodes for name in episode)
+    return {name: np.array([episode.get(name, np.nan) for episode in episodes]) for name in names}
 
 
 def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.device) -> Evaluation:
@@ -648,9 +649,9 @@ def crossed(every: int, before: int, after: int) -> bool:
     return every > 0 and after // every > before // every
 
 
-def check_limits(args: Args, limits: dict[tuple[float, float], str]) -> None:
+def check_limits(args: Args, limits: dict[str, tuple[float, float]]) -> None:
     """Raises a UsageError unless each named argument lies between the two numbers; None passes."""
-    for (least, most), names in limits.items():
+    for names, (least, most) in limits.items():
         for name in names.split():
             values = getattr(args, name)
             for value in values if isinstance(values, tuple) else (values,):

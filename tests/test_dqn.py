@@ -1,6 +1,7 @@
 """dqn_cartpole_vec.py, and the training that dqn_balancing_plate.py shares: targets, updates, logs, resumed runs."""
 
 import dataclasses
+import inspect
 import math
 import os
 import signal
@@ -248,6 +249,14 @@ def test_hidden_layers_are_those_asked_for():
     torch.testing.assert_close(agent(torch.ones(1, 6, dtype=torch.float64)), agent(torch.ones(1, 6)))
 
 
+def test_the_story_of_both_scripts_is_the_same():
+    """So what is tested on one of them holds for the other."""
+    for name in ("train", "make_envs", "Agent"):
+        one, other = (inspect.getsource(getattr(x, name)) for x in (script, dqn_balancing_plate))
+        assert one == other, name
+    assert inspect.getsource(script.Args.check) == inspect.getsource(dqn_balancing_plate.Args.check)
+
+
 # ----- When updates happen -----
 @both
 @pytest.mark.parametrize(
@@ -411,17 +420,19 @@ def test_the_learning_rate_that_is_logged_is_the_one_that_is_used(tmp_path, monk
 
 @pytest.mark.parametrize(("double", "loss"), [(False, "huber"), (True, "mse")])
 def test_updates_and_evaluations_do_what_the_flags_say(tmp_path, monkeypatch, double, loss):
-    asked, norms, seeds, step = set(), [], [], torch.optim.Adam.step
+    asked, taus, norms, seeds, step = set(), set(), [], [], torch.optim.Adam.step
 
     def noting(self, *args, **kwargs):
         norms.append(math.hypot(*(weights.grad.norm().item() for weights in self.param_groups[0]["params"])))
         return step(self, *args, **kwargs)
 
     spy(monkeypatch, script, "q_learning_loss", lambda *args: asked.add(args[3:]))
+    spy(monkeypatch, script, "update_target", lambda *args: taus.add(args[2]))
     spy(monkeypatch, script, "evaluate", lambda agent, args, seed, *_: seeds.append(seed))
     monkeypatch.setattr(torch.optim.Adam, "step", noting)
-    script.train(tiny(tmp_path, gamma=0.7, double=double, loss=loss, max_grad_norm=0.01, eval_every=400, seed=5))
-    assert asked == {(0.7, double, loss)}
+    flags = {"gamma": 0.7, "tau": 0.3, "max_grad_norm": 0.01, "eval_every": 400, "seed": 5}
+    script.train(tiny(tmp_path, **flags, double=double, loss=loss))
+    assert (asked, taus) == ({(0.7, double, loss)}, {0.3})
     # The games that choose best.pt are others than those at the end.
     assert seeds == [10_005, 20_005]
     # Longer gradients were scaled down, and the log has their length before.

@@ -1,5 +1,6 @@
 """Wrong input through the command line: status 2, one message that says what would be right, nothing left behind."""
 
+import dataclasses
 import io
 import json
 import os
@@ -8,12 +9,15 @@ import sys
 from types import SimpleNamespace
 
 import gymnasium as gym
+import numpy as np
 import psutil
 import pytest
 import small_envs
+import torch
 from conftest import ROOT
 from short_runs import command_line, failed, flags_of, load, only_run, resume, small_run
 
+import ppo_atari
 import ppo_atari as script
 
 
@@ -311,3 +315,19 @@ def test_a_users_module_beside_their_files_is_found(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert "eval: mean=3 std=0 min=3 max=3 episodes=2 mean_length=3" in done.stdout.splitlines()
     assert [path.name.split("__")[0] for path in (tmp_path / "runs").iterdir()] == ["my_games-Mine-v0"]
+
+
+@pytest.mark.parametrize("name", ["update_epochs", "num_minibatches", "eval_episodes"])
+def test_a_limit_that_equals_another_hides_none(name):
+    """With a batch of one sample total_timesteps has the limits of the sizes, 1 to infinity."""
+    args = ppo_atari.Args(num_envs=1, num_steps=1, num_minibatches=1, norm_adv=False, total_timesteps=1)
+    with pytest.raises(ppo_atari.UsageError, match=f"--{name.replace('_', '-')} 0 must be between 1 and inf"):
+        dataclasses.replace(args, **{name: 0}).check()
+
+
+def test_a_measure_that_the_first_episode_lacks_is_kept(monkeypatch):
+    episodes = iter([{"return": 1.0, "length": 2.0}, {"return": 3.0, "length": 4.0, "level": 5.0}])
+    monkeypatch.setattr(ppo_atari, "play", lambda *_: list(episodes))
+    found = ppo_atari.evaluate(None, ppo_atari.Args(eval_episodes=2), 0, torch.device("cpu"))
+    assert list(found) == ["return", "length", "level"]
+    assert np.array_equal(found["level"], [np.nan, 5.0], equal_nan=True)
