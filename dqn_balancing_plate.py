@@ -12,7 +12,6 @@ Differs from the paper: Adam instead of RMSProp; the learning rate falls to 0; t
 """
 
 import ctypes
-import dataclasses
 import difflib
 import importlib.util
 import itertools
@@ -30,11 +29,10 @@ import threading
 import time
 import warnings
 import zipfile
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -125,12 +123,11 @@ def find_spec(env_id: str) -> EnvSpec:
     module, _, name = env_id.rpartition(":")
     try:
         importlib.import_module(module or "gymnasium")
-    except (ModuleNotFoundError, TypeError) as error:
+    except (ImportError, TypeError) as error:
         hint = "; envs is a package of these scripts, rename yours" if module.startswith("envs.") else ""
         raise UsageError(f"--env-id {env_id}: cannot import {module!r} ({error}){hint}") from error
     usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
-    near = [known for known in usable if name.split("-")[0].lower() in known.lower()] if name else []
-    near = ", ".join(list(dict.fromkeys(near + difflib.get_close_matches(name, usable, n=5)))[:5]) or "none"
+    near = ", ".join(difflib.get_close_matches(name, usable, n=5, cutoff=0.3)) or "none"
     what = f"importing {module} registered no {name} with gymnasium" if module else "there is no such environment"
     require(name in gym.registry, f"--env-id {env_id}: {what}; the nearest ids: {near}")
     return gym.registry[name]
@@ -161,14 +158,15 @@ class MeasureDistance(gym.Wrapper):
 class WholeEpisodes(gym.Wrapper):
     """Reports the true score of whole episodes, whatever wrappers above cut or scale; fixes actions' first and type.
 
-    `info` has only score ("r"), length ("l") and `info["measures"]` of an episode that ended, in the info of the reset
-    that follows, since EpisodicLifeEnv steps on its own within a reset. A seeded reset seeds the action space too, from
-    which some environments draw.
+    `info` has only "return", "length" and `info["measures"]` of an episode that ended, in the info of the reset that
+    follows, since EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it
+    is. A seeded reset seeds the action space too, from which some environments draw.
     """
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
-        self.ended, self.first_action = None, getattr(env.action_space, "start", 0)
+        self.ended, self.first_action = {}, getattr(env.action_space, "start", 0)
+        self.action_type = env.action_space.dtype.type
         if self.first_action:
             self.action_space = gym.spaces.Discrete(int(env.action_space.n))
 
@@ -176,23 +174,21 @@ class WholeEpisodes(gym.Wrapper):
         """Starts an episode, and reports the one before if it ended."""
         if seed is not None:
             self.unwrapped.action_space.seed(seed)
-        info, self.ended = {"whole_episode": self.ended} if self.ended else {}, None
-        self.score, self.length = 0.0, 0
+        info, self.ended, self.score, self.length = self.ended, {}, 0.0, 0
         obs, _ = self.env.reset(seed=seed, options=options)
-        if not math.isfinite(np.sum(obs)):
+        if not math.isfinite(obs.sum()):
             raise FloatingPointError(f"{self.spec.id} is not finite at a reset: obs {obs}")
         return obs, info
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
         """Takes a step; a number that is not finite raises a FloatingPointError."""
-        action = np.asarray(action, self.env.action_space.dtype) + self.first_action
-        obs, reward, terminated, truncated, info = self.env.step(action)
+        obs, reward, terminated, truncated, info = self.env.step(self.action_type(action) + self.first_action)
         self.score, self.length = self.score + float(reward), self.length + 1
-        if not math.isfinite(reward + np.sum(obs)):
+        if not math.isfinite(self.score + obs.sum()):
             raise FloatingPointError(f"{self.spec.id} is not finite in step {self.length}: reward {reward}, obs {obs}")
         if terminated or truncated:
-            measures = {name: float(value) for name, value in info.get("measures", {}).items()}
-            self.ended = {"r": self.score, "l": self.length, **measures}
+            measures = [(name, float(value)) for name, value in info.get("measures", {}).items()]
+            self.ended = {"whole_episode": (("return", self.score), ("length", self.length), *measures)}
         return obs, reward, terminated, truncated, {}
 
 
@@ -373,10 +369,7 @@ Evaluation = dict[str, np.ndarray]
 def finished_episodes(infos: dict[str, Any]) -> Iterator[tuple[int, dict[str, float]]]:
     """Yields the environment, and "return", "length" and measures of each whole episode that ended in this step."""
     for i in np.flatnonzero(infos.get("_whole_episode", [])):
-        whole, mask = infos["whole_episode"], infos["_whole_episode"]
-        names = [name for name in whole if name[0] != "_" and whole.get(f"_{name}", mask)[i]]
-        values = {name: float(whole[name][i]) for name in names}
-        yield int(i), {"return": values.pop("r"), "length": values.pop("l"), **values}
+        yield int(i), dict(infos["whole_episode"][i])
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
@@ -521,7 +514,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             run.counters["global_step"] = global_step
 
             last = global_step > total - args.num_envs
-            evaluating = args.eval_every and (last or crossed(args.eval_every, start_step, global_step))
+            evaluating = args.eval_every and (last or crossed(args.eval_every, run.counters["evaluated"], global_step))
             saving = evaluating or last or crossed(args.checkpoint_every, start_step, global_step)
             if signals or saving or crossed(LOG_EVERY, start_step, global_step):
                 means = torch.stack(losses).mean(0).tolist() if losses else []
@@ -582,7 +575,7 @@ class Run:
     """A run's folder with its log and checkpoints of the modules; the bar shows the counter `unit` up to `total`."""
 
     def __init__(self, args: Args, unit: str, total: int, **modules: Any) -> None:  # noqa: ANN401
-        self.args, self.unit, self.modules = args, unit, modules
+        self.args, self.unit, self.modules, self.scores = args, unit, modules, []
         self.counters: dict[str, Any] = {"global_step": 0, "episodes": 0, "evaluated": 0, "best_eval": []}
         if args.resume is not None:
             self.counters |= load_checkpoint(args.resume, **modules)["counters"]
@@ -602,7 +595,7 @@ class Run:
             raise UsageError(f"--run-dir {args.run_dir}: cannot make {name} there: {error}") from error
         for stray in self.folder.glob("*.tmp"):
             stray.unlink()
-        about = {"args": dataclasses.asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
+        about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
         about["versions"] = {x.__name__: x.__version__ for x in PACKAGES} | {"python": platform.python_version()}
         git = f"git -C {shlex.quote(str(Path(__file__).resolve().parent))} rev-parse HEAD"
         status, commit = subprocess.getstatusoutput(git)
@@ -624,7 +617,6 @@ class Run:
         state = "this run is finished, a larger total goes on" if self.counters[unit] >= total else "going on"
         state = "a new run" if args.resume is None else state
         print(f"run folder: {self.folder}\n{state}, at step {step:,}", flush=True)
-        self.recent_scores: deque[float] = deque(maxlen=100)
         style = {"dynamic_ncols": True}
         if not (sys.stderr.isatty() and os.get_terminal_size(2).columns):
             line = "{n:,} of {total:,}{unit}s, {rate_fmt}{postfix}, {remaining} left\n"
@@ -664,8 +656,8 @@ class Run:
         for name, value in episode.items():
             tag = f"charts/episodic_{name}" if name in ("return", "length") else f"charts/{name}"
             self.writer.add_scalar(tag, value, step)
-        self.recent_scores.append(episode["return"])
-        self.bar.set_postfix_str(f"return {np.mean(self.recent_scores):.1f}", refresh=False)
+        self.scores = [*self.scores[-99:], episode["return"]]
+        self.bar.set_postfix_str(f"return {np.mean(self.scores):.1f}", refresh=False)
 
     def keep_best(self, evaluation: Evaluation) -> None:
         """Logs an evaluation, and writes `best.pt` if none was better; a tie keeps the newer."""
@@ -683,7 +675,7 @@ class Run:
             raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}")
         self.writer.flush()
         content = {"script": Path(__file__).stem, "format_version": FORMAT_VERSION}
-        content |= {"args": dataclasses.asdict(self.args), "counters": self.counters}
+        content |= {"args": asdict(self.args), "counters": self.counters}
         kept = [key for key in self.modules if key != "replay" or name == "latest.pt"]
         temporary = self.folder / f"{name}.tmp"
         try:

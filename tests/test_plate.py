@@ -143,11 +143,8 @@ def test_the_plate_is_measured_by_its_own_distances():
             assert plain_info["distance"] == pytest.approx(float(np.hypot(*obs[:2])), abs=1e-6)
         _, info = env.reset()
         mean = np.mean(distances[len(distances) // 2 :])
-        assert info["whole_episode"] == {
-            "r": pytest.approx(rewards),
-            "l": len(distances),
-            "distance": pytest.approx(mean),
-        }
+        right = {"return": pytest.approx(rewards), "length": len(distances), "distance": pytest.approx(mean)}
+        assert dict(info["whole_episode"]) == right
     env.close()
     plain.close()
 

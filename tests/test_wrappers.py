@@ -529,7 +529,7 @@ def test_fire_is_pressed_after_a_lost_life():
     assert (lit(obs), info) == ([7], {})
     # Frame 8 ends the game: the score of all its frames.
     assert env.step(0)[2]
-    assert env.reset()[1]["whole_episode"] == {"r": 111_111_110, "l": 8}
+    assert env.reset()[1]["whole_episode"] == (("return", 111_111_110), ("length", 8))
 
 
 @pytest.mark.parametrize("how", ["term", "trunc"])
@@ -539,7 +539,7 @@ def test_a_game_that_ends_in_the_no_op_after_a_lost_life_is_reported(how):
     for game in range(1, 4):
         assert [env.step(0)[2] for _ in range(2)] == [False, True]
         obs, info = env.reset()
-        assert info["whole_episode"] == {"r": 111_110, "l": 5}
+        assert info["whole_episode"] == (("return", 111_110), ("length", 5))
         # Frame 2 of the next game.
         assert (lit(obs), obs.max()) == ([2], 200 + game)
 
@@ -598,7 +598,8 @@ def test_finished_episodes_are_each_reported_once():
 
 
 def test_finished_episodes_of_some_environments_only():
-    whole = {"r": np.array([0.0, 7.5]), "l": np.array([0, 12]), "_r": np.array([False, True]), "x": np.array([0, 2.5])}
+    whole = np.array([None, None])
+    whole[1] = (("return", 7.5), ("length", 12), ("x", 2.5))
     infos = {"whole_episode": whole, "_whole_episode": np.array([False, True])}
     assert list(ppo_atari.finished_episodes(infos)) == [(1, {"return": 7.5, "length": 12, "x": 2.5})]
     assert list(ppo_atari.finished_episodes({})) == []
