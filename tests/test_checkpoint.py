@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import small_envs
 import torch
 from conftest import ROOT
 from short_runs import assert_equal, flags_of, hashes, load, only_run, scalars, small_run, spy
@@ -312,6 +313,21 @@ def test_another_batch_size_cannot_resume(copied, monkeypatch, capsys, flag):
 def test_another_number_of_environments_with_the_same_batch_resumes(copied, monkeypatch):
     resume(monkeypatch, copied, "--num-envs=4", "--num-steps=16", "--total-timesteps=192")
     assert load(copied)["counters"]["global_step"] == 192
+
+
+def test_an_interrupted_evaluation_is_made_up_for(tmp_path, monkeypatch):
+    """The signal comes in the evaluation at step 128, and there would be no other before 256."""
+    # 64 vector steps of training, then the second step of the evaluation's own environment.
+    shared = {"count": 0}
+    count = property(lambda self: shared["count"], lambda self, value: shared.update(count=value))
+    # Both of the run's environments count.
+    monkeypatch.setattr(small_envs.SignalAt, "all_steps", count, raising=False)
+    folder = interrupt(monkeypatch, tiny(tmp_path, eval_every=128, total_timesteps=256), 2 * 64 + 2)
+    assert load(folder)["counters"]["global_step"] == 128
+    assert "eval/return_mean" not in scalars(folder)
+    resume(monkeypatch, folder)
+    # After the next rollout.
+    assert [step for step, _ in scalars(folder)["eval/return_mean"]] == [192, 256]
 
 
 # ----- In a process of its own -----
