@@ -86,7 +86,7 @@ class Args:
     save_replay: bool = False  # keep the replay memory in latest.pt, so that a resumed run learns on at once
 
     total_timesteps: int = 20_000  # environment steps of the whole run, over all environments
-    learning_rate: float = 1e-3  # step size of Adam
+    learning_rate: float = 1e-3  # step size of the optimizer
     anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the run
     gamma: float = 0.99  # discount of a reward one step later
     hidden_sizes: tuple[int, ...] = (128, 128)  # units of each hidden layer
@@ -708,7 +708,7 @@ def load_checkpoint(path: str, **modules: Any) -> dict[str, Any]:  # noqa: ANN40
             require(name in content, f"it has no {name}: an agent file can be evaluated, not resumed")
             modules[name].load_state_dict(content[name])
             for parameter, state in getattr(modules[name], "state", {}).items():
-                require(all(x.shape in ((), parameter.shape) for x in state.values()), f"{name} has other shapes")
+                require(all(np.shape(x) in ((), parameter.shape) for x in state.values()), f"{name} has other shapes")
         require(all(x.isfinite().all() for x in content["agent"].values()), "its weights are not finite")
     except Exception as error:  # a damaged or foreign file may raise anything, one that holds code an UnpicklingError
         reason = f"{type(error).__name__}: {error}".removeprefix("UsageError: ").split(". ")[0]

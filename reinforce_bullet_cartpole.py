@@ -82,7 +82,7 @@ class Args:
     max_episode_steps: int | None = None  # time limit in place of the environment's own, in steps; 0: 27,000
 
     total_episodes: int = 600  # episodes of the whole run
-    learning_rate: float = 1e-2  # step size of Adam
+    learning_rate: float = 1e-2  # step size of the optimizer
     learning_rate_final: float = 1e-3  # step size at the end, to which it goes linearly over the episodes of the run
     gamma: float = 0.99  # discount of a reward one step later
     hidden_sizes: tuple[int, ...] = (128,)  # units of each hidden layer
@@ -626,7 +626,7 @@ def load_checkpoint(path: str, **modules: Any) -> dict[str, Any]:  # noqa: ANN40
             require(name in content, f"it has no {name}: an agent file can be evaluated, not resumed")
             modules[name].load_state_dict(content[name])
             for parameter, state in getattr(modules[name], "state", {}).items():
-                require(all(x.shape in ((), parameter.shape) for x in state.values()), f"{name} has other shapes")
+                require(all(np.shape(x) in ((), parameter.shape) for x in state.values()), f"{name} has other shapes")
         require(all(x.isfinite().all() for x in content["agent"].values()), "its weights are not finite")
     except Exception as error:  # a damaged or foreign file may raise anything, one that holds code an UnpicklingError
         reason = f"{type(error).__name__}: {error}".removeprefix("UsageError: ").split(". ")[0]

@@ -22,6 +22,7 @@ DQN |= {"total_timesteps": 200}
 IMAGES, VECTORS = {"env_id": "small_envs:Ramp3Trunc-v0"}, {"env_id": "small_envs:VectorRamp3Trunc-v0"}
 SMALL = {
     "ppo_atari": PPO | IMAGES,
+    "a2c_atari": {"num_envs": 2, "num_steps": 32, "total_timesteps": 128} | IMAGES,
     "dqn_atari": DQN | IMAGES,
     "ppo_cartpole": PPO | VECTORS,
     "ppo_continuous": PPO | {"env_id": "small_envs:Line3Trunc-v0"},

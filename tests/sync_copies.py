@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = [
-    *("ppo_atari.py", "dqn_atari.py", "ppo_cartpole.py", "ppo_continuous.py", "rpo_continuous.py"),
+    *("ppo_atari.py", "a2c_atari.py", "dqn_atari.py", "ppo_cartpole.py", "ppo_continuous.py", "rpo_continuous.py"),
     *("dqn_cartpole_vec.py", "dqn_balancing_plate.py", "reinforce_bullet_cartpole.py"),
 ]
 """by name, so that a file of a user's beside them breaks nothing"""
