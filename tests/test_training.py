@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import os
@@ -14,6 +15,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+import types
 
 import ale_py
 import gymnasium as gym
@@ -76,6 +79,18 @@ def printed(capsys, *starts):
 
 
 # ----- Every script -----
+@every_script
+def test_the_speed_is_that_of_the_steps_since_the_last_point(name, tmp_path, monkeypatch):
+    """Each look at the clock finds it a second later."""
+    script, args = small_run(name, tmp_path)
+    clock = types.SimpleNamespace(perf_counter=itertools.count().__next__, time_ns=time.time_ns)
+    monkeypatch.setattr(script, "time", clock)
+    script.train(args)
+    points = scalars(only_run(tmp_path))["charts/SPS"]
+    assert len(points) >= 2
+    assert [speed for _, speed in points] == [b - a for (a, _), (b, _) in itertools.pairwise([(0, 0), *points])]
+
+
 @every_script
 def test_a_run_trains_goes_on_and_is_evaluated(name, tmp_path, monkeypatch, capsys):
     script, args = small_run(name, tmp_path)
