@@ -1,22 +1,26 @@
-"""Compares runs: final scores over seeds with honest intervals, learning curves, and which group is better.
+"""Compares runs: final scores over seeds with intervals that hold, learning curves, and which group is better.
 
-Paper: Agarwal et al. 2021, https://arxiv.org/abs/2108.13264: interquartile mean, stratified bootstrap over runs,
-       probability of improvement.
-Run:   python compare_runs.py runs/
-       python compare_runs.py runs/ --group-by env_id exp_name learning_rate --threshold -200 --pictures pictures/
-       python compare_runs.py "runs/Pendulum-v1__*" benchmarks/ppo_continuous__Pendulum-v1.csv --out table.md
-Reads: TensorBoard event files of these scripts, of CleanRL and of stable-baselines3, and the CSV files in benchmarks/.
-       A folder with event files is one run; the files of a resumed run are one curve: what the cut file has from the
-       step of the resumption on is dropped. Points at one step, of environments that finish together, are all kept.
-       TensorBoard's fast data server keeps only the last of each step, and its Python reader takes ten times as long.
-Statistics: the unit is the run, never the episode. A run's final score is the mean of its points in the last part of
-       its x range. The interquartile mean of a group leaves out a quarter of the scores at each end (below four runs
-       it is the mean). Its interval holds the middle 95 % of 10,000 resamples of the runs; where a group spans several
-       environments, each one's runs are resampled among themselves (they are the strata). A group's curve exists only
-       at x where every one of its runs has data: interpolated between points, never extrapolated.
+Papers: Agarwal et al. 2021, https://arxiv.org/abs/2108.13264: interquartile mean, optimality gap, performance profile,
+        probability of improvement. Newcombe 2006, https://doi.org/10.1002/sim.2324: its interval (method 5).
+Run:    python compare_runs.py runs/
+        python compare_runs.py runs/ --group-by env_id exp_name learning_rate --threshold -200 --pictures pictures/
+        python compare_runs.py "runs/Pendulum-v1__*" benchmarks/ppo_continuous__Pendulum-v1.csv --out table.md
+        python compare_runs.py runs/ --normalise benchmarks/normalise.csv --baseline ppo_atari
+Reads:  run folders of these scripts, CleanRL, Stable-Baselines3 and its zoo, RLlib, tianshou, torchrl and skrl: event
+        files of TensorBoard, progress.csv, monitor.csv, evaluations.npz. CSV files of benchmarks/, of TensorBoard's
+        download and of Weights & Biases (charts, histories). A folder is one run; a resumed run's event files are one
+        curve: what the cut file has from the step of the resumption on is dropped. All points at one step are kept.
+        TensorBoard's fast data server keeps only the last of each, and its Python reader takes ten times as long.
+Statistics: the unit is the run, never the episode. Every curve is a trailing mean of 100 episodes (--smooth), for
+        scores, pictures and thresholds alike. A run's final score is its mean over the last part of the x range.
+        Groups get the median and the interval between two order statistics, whose confidence is exact for any
+        distribution; from 8 runs on the interquartile mean too. A verdict is an exact two-sided Mann-Whitney test at
+        5 % after Holm's correction over all pairs; over several environments runs are dealt anew within each.
 """
 
+import contextlib
 import csv
+import functools
 import glob
 import importlib.util
 import json
@@ -25,38 +29,83 @@ import os
 import re
 import struct
 import sys
+import textwrap
+import zipfile
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import tyro
 from google.protobuf.message import DecodeError
-from scipy.stats import trim_mean
+from scipy.optimize import brentq
+from scipy.stats import binom, binomtest, rankdata, trim_mean
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.summary.writer.record_writer import masked_crc32c
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 EPISODES = "charts/episodic_return"
-METRICS = {"return": (EPISODES, "rollout/ep_rew_mean"), "eval": ("eval/return_mean", "eval/mean_reward")}
+RETURNS = {
+    EPISODES: 1,  # these scripts, CleanRL
+    "rollout/ep_rew_mean": 100,  # Stable-Baselines3
+    **dict.fromkeys(
+        ("env_runners/episode_return_mean", "episode_reward_mean"), 100
+    ),  # RLlib's progress.csv, new and old
+    **dict.fromkeys(
+        ("ray/tune/env_runners/episode_return_mean", "ray/tune/episode_reward_mean"), 100
+    ),  # its event files
+    "Reward / Total reward (mean)": 100,  # skrl
+    **dict.fromkeys(("train/returns_stat/mean", "train/reward", "train/episode_reward")),  # tianshou, torchrl
+}
+"""tags of --metric return, and of how many episodes a point is the mean (each program's default); None: it varies"""
+LENGTHS = {
+    "rollout/ep_rew_mean": "rollout/ep_len_mean",
+    "env_runners/episode_return_mean": "env_runners/episode_len_mean",
+    "episode_reward_mean": "episode_len_mean",
+}
+"""tags with the mean length of the same episodes: they tell from which step on there are as many"""
+EVALUATIONS = (
+    *("eval/return_mean", "eval/mean_reward", "test/returns_stat/mean", "test/reward", "eval/reward"),
+    *("eval/episode_reward", "evaluation/env_runners/episode_return_mean"),
+)
+METRICS = {"return": tuple(RETURNS), "eval": EVALUATIONS}
 """aliases of --metric; of each run the first tag that it has is taken"""
+STEPS = ("time/total_timesteps", "num_env_steps_sampled_lifetime", "timesteps_total", "global_step", "_step", "Step")
+"""columns with steps: Stable-Baselines3, RLlib new and old, synced TensorBoard, Weights & Biases' own count (two)"""
+TIMES = ("time/time_elapsed", "time_total_s", "_runtime", "_timestamp", "Relative Time (Process)", "Wall Time")
 EPISODES_IN_MEAN = 100
-"""stable-baselines3's rollout/ep_rew_mean is the mean of so many episodes; so is ours, unless --smooth is given"""
+"""of a point of every curve, unless --smooth is given; it is what Stable-Baselines3 and RLlib log"""
 HYPERPARAMETERS = "hyperparameters/text_summary"
 UNIMPORTANT = """
     seed folder run_dir resume evaluate track wandb_project_name wandb_entity progress plot threads cuda capture_video
     checkpoint_every eval_every eval_episodes torch_deterministic save_model upload_model hf_entity
 """
 """keys that change nothing in what is learned: they split no groups unless --group-by names them"""
-RESAMPLES = 10_000
+ENV_ID = r"(?P<env_id>[A-Za-z][\w.]*(?:-[A-Za-z]\w*)*-v\d+)"
+LAYOUTS = (
+    r"(?P<env_id>[^/]+)__(?P<exp_name>[^/]+)__(?P<seed>\d+)__[^/]*$",  # these scripts, CleanRL
+    rf"(?P<exp_name>[^/]+)/{ENV_ID}_(?P<seed>\d+)$",  # Stable-Baselines3's zoo: ppo/CartPole-v1_1
+    rf"{ENV_ID}/(?P<exp_name>[^/]+)_(?P<seed>\d+)$",  # the zoo's event files: CartPole-v1/PPO_1
+    rf"{ENV_ID}/(?P<exp_name>[^/]+)/(?P<seed>\d+)/[^/]+$",  # tianshou: CartPole-v1/ppo/0/240131-120000
+    rf"(?P<exp_name>[A-Z]\w+?)_{ENV_ID}_\w+_(?P<seed>\d{{5}})_\d+[^/]*$",  # RLlib: PPO_CartPole-v1_1a2b3_00000_0_2024
+    r"(?P<exp_name>[^/]+)/seed[_=-]?(?P<seed>\d+)$",
+    r"(?P<exp_name>[^/]*[A-Za-z][^/]*)_(?P<seed>\d+)$",  # Stable-Baselines3: PPO_1, the environment is not told
+)
+"""what a run's path says, as with --label: the first that fits counts"""
+UNKNOWN = "unknown"
+LEVEL = 0.05
+"""share of tables of equal groups in which a false verdict is put up with"""
+FEW_RUNS, ENOUGH_RUNS = 5, 8
+"""below the first no interval for a median is 90 % sure; from the second on the bootstrap covers what it says"""
+RESAMPLES, RESAMPLES_OF_CURVES = 10_000, 2000
 GRID_POINTS = 300
-FEW_SEEDS = 5
 MOST_PAIRS = 60
 """of two groups each, in a picture"""
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
@@ -76,25 +125,35 @@ class Args:
     paths: Annotated[
         tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PATH...", help_behavior_hint="(at least one)")
     ]
-    """run folders, folders that hold some at any depth, glob patterns, or CSV files as in benchmarks/"""
+    """run folders, folders that hold some at any depth, glob patterns, or CSV files (benchmarks/, TensorBoard, W&B)"""
     group_by: tuple[str, ...] = ()
     """arguments of the runs, or folder (the one they are in); none: env_id, exp_name and what differs within these"""
+    label: str | None = None
+    """regular expression, searched in each run's path: its named groups, as (?P<seed>...), are arguments of the run"""
+    baseline: str | None = None
+    """name of a group: the others are compared with it alone, which asks for fewer seeds"""
     metric: str = "return"
     """return: of episodes in training; eval: mean of evaluations; or any tag"""
     x: Literal["step", "time"] = "step"
     """x axis: environment steps, or seconds since the run's first event without the pauses of resumed runs"""
     smooth: int | None = None
-    """a point is the mean of so many, itself the last; none: 100 for single episodes, 1 for what is a mean already"""
+    """a point is the mean of so many, itself the last; none: 100 for episodes, 1 for what is a mean already"""
     last_fraction: float = 0.1
     """part of a run's x range, at its end, whose mean is the final score"""
+    at_step: int | None = None
+    """compare the runs as they were at this step: what comes later is left out"""
     threshold: float | None = None
     """score whose first reaching is reported in steps and wall time"""
+    normalise: Path | None = None
+    """CSV file with env_id, low, high, as benchmarks/normalise.csv: low becomes 0, high 1; compare over environments"""
     out: Path | None = None
-    """write the table to this file, .csv or .md"""
+    """write the table to this file, .csv (the scores of the runs go beside it), .md or .tex"""
     pictures: Path | None = None
     """write pictures into this folder; needs matplotlib"""
-    format: Literal["png", "svg"] = "png"
-    """format of the pictures"""
+    format: Literal["png", "svg", "pdf"] = "png"
+    """format of the pictures; png has 300 dots per inch"""
+    width: float = 6.5
+    """of the pictures, in inches"""
 
     def __post_init__(self) -> None:
         if not self.paths:
@@ -105,6 +164,14 @@ class Args:
             raise ValueError(f"--last-fraction {self.last_fraction} must be above 0 and at most 1")
         if self.threshold is not None and not math.isfinite(self.threshold):
             raise ValueError(f"--threshold {self.threshold} must be a finite number")
+        if not 1 <= self.width <= 100:
+            raise ValueError(f"--width {self.width} must be 1 to 100 inches")
+        try:
+            named = self.label is None or re.compile(self.label).groupindex
+        except re.error as error:
+            raise ValueError(f"--label {self.label} is no regular expression: {error}") from error
+        if not named:
+            raise ValueError(f"--label {self.label} needs a named group, such as (?P<exp_name>[^/]+)")
 
 
 # ----- Reading -----
@@ -115,13 +182,36 @@ class Curve:
     steps: np.ndarray
     """(n,) environment steps; several points may share one"""
     seconds: np.ndarray
-    """(n,) since the run's first event, without pauses"""
+    """(n,) since the run's first event, without pauses; NaN where the log has no times"""
     values: np.ndarray
     """(n,)"""
 
     def x(self, axis: str) -> np.ndarray:
         """Returns the x values of an axis, step or time, which never fall."""
         return self.steps if axis == "step" else np.maximum.accumulate(self.seconds)
+
+    def where(self, kept: np.ndarray) -> "Curve":
+        """Returns the points of a mask (n,)."""
+        return Curve(self.steps[kept], self.seconds[kept], self.values[kept])
+
+
+def in_order(steps: np.ndarray, seconds: np.ndarray, values: np.ndarray) -> Curve:
+    """Returns points (n,) as a curve; those at one step stay in the order in which they were logged."""
+    order = np.argsort(steps, kind="stable")
+    return Curve(steps[order].astype(np.int64), seconds[order], values[order])
+
+
+@dataclass
+class Log:
+    """What one run left behind."""
+
+    path: str
+    keys: dict[str, str]
+    curves: dict[str, Curve]
+    about: dict[str, str] = field(default_factory=dict)
+    """what it ran on: device, versions"""
+    unit: str = "episodes"
+    """what a point of single episodes is in this file, where some are left out or averaged"""
 
 
 @dataclass(frozen=True)
@@ -132,10 +222,16 @@ class Run:
     keys: dict[str, str]
     """its arguments; env_id, exp_name, seed and folder at least"""
     curve: Curve
-    window: int
+    """as logged"""
+    window: int = 1
     """points in a moving average"""
+    smoothing: str = ""
+    """what a point is after that, in words; scores are compared only where it is the same"""
+    full: int = 0
+    """index of the first point that is the mean of a full window"""
+    about: dict[str, str] = field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def smoothed(self) -> np.ndarray:
         """(n,) moving averages of the values."""
         return trailing_mean(self.curve.values, self.window)
@@ -257,91 +353,235 @@ def joined(files: list[EventFile], tag: str) -> Curve:
         steps = np.concatenate([steps[kept], new_steps.astype(np.int64)])
         seconds = np.concatenate([seconds[kept], times - pauses])
         values = np.concatenate([values[kept], new_values])
-    # Stable, so that points at one step stay in the order in which they were logged.
-    order = np.argsort(steps, kind="stable")
-    start = min((file.start for file in files), default=0.0)
-    return Curve(steps[order], seconds[order] - start, values[order])
+    return in_order(steps, seconds - min((file.start for file in files), default=0.0), values)
 
 
-def keys_of(folder: Path, hyperparameters: dict[str, str]) -> dict[str, str]:
-    """Returns a run's arguments: from its args.json, else from its log and the name of its folder."""
+def keys_of(path: Path) -> dict[str, str]:
+    """Returns what the path of a run's folder, or a name in its place, says of its arguments."""
     # A name may hold bytes that are no text.
-    whole = folder.absolute()
-    name, parent = (part.encode(errors="replace").decode() for part in (whole.name, whole.parent.name))
-    keys = {"env_id": "unknown", "exp_name": name, "seed": "unknown", "folder": parent}
-    parts = name.rsplit("__", 3)
-    if len(parts) == 4 and parts[2].isdigit():
-        keys |= dict(zip(("env_id", "exp_name", "seed"), parts, strict=False))
-    keys |= hyperparameters
-    path = folder / "args.json"
-    if path.exists():
-        try:
-            keys |= {key: str(value) for key, value in json.loads(path.read_text(encoding="utf-8"))["args"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            warn(f"{path} is damaged; the arguments are taken from the log and the folder's name")
-    # With the module that registers it or without, an id names the same environment.
-    return keys | {"env_id": keys["env_id"].rpartition(":")[2]}
+    whole = path.absolute().as_posix().encode(errors="replace").decode()
+    *_, folder, name = ["", *whole.split("/")]
+    keys = {"env_id": UNKNOWN, "exp_name": name, "seed": UNKNOWN, "folder": folder}
+    found = next((match for layout in LAYOUTS if (match := re.search(layout, whole))), None)
+    return keys | (found.groupdict() if found else {})
 
 
-def make_run(path: str, keys: dict[str, str], curves: dict[str, Curve], args: Args, single: bool) -> Run | None:
-    """Returns a run with the first of the curves that has points; `single`: not averaged before."""
-    for tag, curve in curves.items():
-        finite = np.isfinite(curve.values)
-        if not finite.all():
-            warn(f"{path}: {np.sum(~finite):,} points of {tag} are no finite numbers and left out")
-            curve = Curve(curve.steps[finite], curve.seconds[finite], curve.values[finite])
-        if len(curve.steps):
-            return Run(path, keys, curve, args.smooth or (EPISODES_IN_MEAN if single and tag == EPISODES else 1))
-    return None
+def files_beside(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns the arguments in args.json, RLlib's params.json or the zoo's args.yml, and what the run was made with."""
+    arguments, about = {}, {}
+    try:
+        for path in folder.glob("*/args.yml"):
+            arguments |= re.findall(r"- - (\w+)\n +- (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        for path in (*folder.glob("params.json"), *folder.glob("args.json")):
+            content = json.loads(path.read_text(encoding="utf-8"))
+            arguments |= content if path.stem == "params" else content["args"]
+            about = {"git_commit": content.get("git_commit"), "device": content.get("device")}
+            about |= content.get("versions", {})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        warn(f"{path} is damaged; the arguments are taken from the log and the folder's name")
+    # The other programs' names; what has parts splits no groups.
+    arguments = {{"env": "env_id", "algo": "exp_name"}.get(key, key): value for key, value in arguments.items()}
+    told = {key: str(value) for key, value in arguments.items() if not isinstance(value, dict | list)}
+    lacking = [key for key in ("env_id", "seed") if told.get(key) == "None"]
+    return {key: told[key] for key in told if key not in lacking}, {key: str(about[key]) for key in about if about[key]}
 
 
-def read_folder(folder: Path, tags: tuple[str, ...], args: Args) -> list[Run | None]:
-    """Returns the run in a folder, None if it has no point of these tags, or nothing if it has no event."""
+def read_folder(folder: Path, tags: tuple[str, ...]) -> list[Log]:
+    """Returns the run in a folder with the curves of these tags, of all if there are none; nothing without a log.
+
+    Of several logs that one counts which says most: single episodes, and evaluations in full.
+    """
     files = [read_event_file(path, tags) for path in sorted(folder.glob("*tfevents*"))]
     files = [file for file in files if file.start < math.inf]
-    if not files:
-        return []
-    hyperparameters = {key: value for file in files for key, value in file.hyperparameters.items()}
-    curves = {tag: joined(files, tag) for tag in tags}
-    return [make_run(str(folder), keys_of(folder, hyperparameters), curves, args, single=True)]
+    curves = {tag: joined(files, tag) for tag in {tag: 0 for file in files for tag in file.points}}
+    for path in folder.glob("progress.csv"):
+        curves |= {tag: curve for log in read_csv(path, tags) for tag, curve in log.curves.items()}
+    for path in folder.glob("evaluations.npz"):
+        curves |= read_evaluations(path)
+    curves |= read_monitors(sorted(folder.glob("*monitor.csv")))
+    arguments, about = files_beside(folder)
+    keys = keys_of(folder) | {key: value for file in files for key, value in file.hyperparameters.items()} | arguments
+    return [Log(str(folder), keys, curves, about)] if files or curves else []
 
 
-def csv_points(path: Path) -> dict[str, dict[str, list[tuple[int, float, float]]]]:
-    """Returns (step, wall time, value) by seed and tag from a CSV file of benchmarks/; nothing if it is another."""
-    points: dict[str, dict[str, list[tuple[int, float, float]]]] = defaultdict(lambda: defaultdict(list))
+def read_evaluations(path: Path) -> dict[str, Curve]:
+    """Returns the means of the evaluations in Stable-Baselines3's evaluations.npz, which holds no times."""
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(line for line in file if not line.startswith("#")):
-                point = (int(row["step"]), float(row["wall_time"]), float(row["value"]))
-                if not math.isfinite(point[1]):
-                    raise ValueError("no time")
-                points[row.get("seed") or "unknown"][row["tag"]].append(point)
-    except OSError as error:
-        warn(f"{path} cannot be read ({error.strerror})")
-    except (KeyError, ValueError, TypeError, csv.Error):
-        warn(f"{path} is no CSV file of curves, which has the columns tag, step, wall_time, value; or it is damaged")
+        with np.load(path) as content:
+            steps, means = content["timesteps"], content["results"].mean(1)
+            return {"eval/mean_reward": in_order(steps, np.full(len(steps), np.nan), means)}
+    except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
+        warn(f"{path} is damaged")
         return {}
-    else:
-        if not points:
-            warn(f"{path} has no row of a curve")
-    return points
 
 
-def read_csv(path: Path, tags: tuple[str, ...], args: Args) -> list[Run | None]:
-    """Returns the runs in a CSV file SCRIPT__ENV.csv, one for each seed; None for one without these tags."""
+def read_monitors(paths: list[Path]) -> dict[str, Curve]:
+    """Returns the episodes in Stable-Baselines3's monitor.csv files, one for each environment of a run, as one curve.
+
+    Each row is an episode with its return, length and seconds since the start, which the first line tells. As in
+    stable_baselines3.common.results_plotter, an episode's step is the sum of all lengths until then.
+    """
+    parts = [np.empty((3, 0))]
+    for path in paths:
+        try:
+            with open(path, encoding="utf-8") as file:
+                start = json.loads(file.readline().lstrip("#"))["t_start"]
+            table = table_of(path)
+            parts.append(np.stack([numbers(table["t"]) + start, numbers(table["l"]), numbers(table["r"])]))
+        except (OSError, ValueError, KeyError, TypeError, csv.Error):
+            warn(f"{path} is damaged")
+    times, lengths, returns = np.concatenate(parts, axis=1)
+    order = np.argsort(times, kind="stable")
+    steps = np.cumsum(lengths[order]).astype(np.int64)
+    return {EPISODES: Curve(steps, since_start(times[order]), returns[order])} if len(steps) else {}
+
+
+def table_of(path: Path) -> dict[str, tuple[str, ...]]:
+    """Returns the columns (n,) of a CSV file by name; a ValueError is raised if it is no table."""
+    with open(path, newline="", encoding="utf-8") as file:
+        header, *rows = list(csv.reader(line for line in file if not line.startswith("#"))) or [[]]
+    # What is still being written may end within a row.
+    if rows and len(rows[-1]) < len(header):
+        rows.pop()
+    return dict(zip(header, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(header, ())
+
+
+def numbers(texts: Iterable[str]) -> np.ndarray:
+    """Returns a column as numbers (n,), NaN for what is empty."""
+    return np.array([float(text or "nan") for text in texts])
+
+
+def since_start(seconds: np.ndarray) -> np.ndarray:
+    """Returns seconds (n,) since the first of them, where they are since 1970."""
+    first = np.min(seconds, where=np.isfinite(seconds), initial=math.inf)
+    return seconds - first if 1e8 < first < math.inf else seconds
+
+
+def read_csv(path: Path, tags: tuple[str, ...]) -> list[Log]:
+    """Returns the runs in a CSV file, told by its columns, with the curves of these tags; of all if there are none."""
+    try:
+        table = table_of(path)
+        if {"tag", "step", "wall_time", "value"} <= set(table):
+            return read_benchmark(path, table)
+        if {"Wall time", "Step", "Value"} <= set(table):
+            return read_download(path, table, tags)
+        if set(STEPS) & set(table) or any(" - " in name for name in table):
+            return read_wide(path, table, tags)
+        problem = "is no CSV file of curves that is known here"
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+    except (ValueError, csv.Error):
+        problem = "is no CSV file of curves that is known here, or it is damaged"
+    warn(f"{path} {problem}")
+    return []
+
+
+def read_benchmark(path: Path, table: dict[str, tuple[str, ...]]) -> list[Log]:
+    """Returns the runs in a file SCRIPT__ENV.csv of benchmarks/, one for each seed."""
+    steps, seconds, values = (numbers(table[name]) for name in ("step", "wall_time", "value"))
+    if not np.isfinite(seconds).all():
+        raise ValueError("no time")
+    if not len(steps):
+        warn(f"{path} has no row of a curve")
+    tags, seeds = np.array(table["tag"]), np.array(table.get("seed", [UNKNOWN] * len(steps)))
+    # Where seeds share a file, a point is the mean over a bin of steps, of nobody knows how many episodes.
+    unit = "bins of episodes" if "seed" in table else "episodes"
     script, _, env_id = path.stem.partition("__")
-    runs = []
-    for seed, points in csv_points(path).items():
-        # Some files hold seconds since the run's first event, others since 1970.
-        first = min(seconds for rows in points.values() for _, seconds, _ in rows)
-        start = first if first > 1e8 else 0.0
-        curves = {}
-        for tag in tags:
-            steps, seconds, values = np.array(sorted(points.get(tag, []), key=lambda row: row[0])).reshape(-1, 3).T
-            curves[tag] = Curve(steps.astype(np.int64), seconds - start, values)
-        keys = {"env_id": env_id or "unknown", "exp_name": script, "seed": seed, "folder": path.parent.name}
-        runs.append(make_run(f"{path} seed {seed}", keys, curves, args, single=False))
-    return runs
+    keys = keys_of(path.parent / script) | {"env_id": env_id or UNKNOWN, "exp_name": script}
+    logs = []
+    for seed in dict.fromkeys(seeds.tolist()):
+        own = seeds == seed
+        columns = steps[own], since_start(seconds[own]), values[own]
+        kept = {tag: tags[own] == tag for tag in dict.fromkeys(tags[own].tolist())}
+        curves = {tag: in_order(*(column[mask] for column in columns)) for tag, mask in kept.items()}
+        logs.append(Log(f"{path} seed {seed}", keys | {"seed": seed or UNKNOWN}, curves, unit=unit))
+    return logs
+
+
+def read_download(path: Path, table: dict[str, tuple[str, ...]], tags: tuple[str, ...]) -> list[Log]:
+    """Returns the run in a file run-RUN-tag-TAG.csv as TensorBoard offers it; signs in the names have become _."""
+    name = re.search(r"^run-(.+)-tag-(.+?)(?: ?\(\d+\))?$", path.stem)
+    run, tag = name.groups() if name else (path.stem, path.stem)
+    tag = next((known for known in tags if re.sub(r"\W", "_", known) == re.sub(r"\W", "_", tag)), tag)
+    steps, seconds, values = (numbers(table[column]) for column in ("Step", "Wall time", "Value"))
+    # TensorBoard keeps a random thousand of a curve's points unless told otherwise.
+    unit = "episodes" if len(steps) < 1000 else "sampled episodes"
+    keys = keys_of(path.parent if run == "." else path.parent / run)
+    return [Log(str(path), keys, {tag: in_order(steps, since_start(seconds), values)}, unit=unit)]
+
+
+def read_wide(path: Path, table: dict[str, tuple[str, ...]], tags: tuple[str, ...]) -> list[Log]:
+    """Returns the runs in a table with a column for each tag, or for each run and tag, "RUN - TAG", as in a chart.
+
+    Weights & Biases samples the points of both its charts and, unless told otherwise, its histories.
+    """
+    name = next(column for column in (*STEPS, *table) if any(table.get(column, ())))
+    steps = numbers(table[name])
+    if name in ("_step", "Step"):
+        warn(f"{path}: {name} is the count of Weights & Biases, which need not be that of the environment's steps")
+    times = next((table[column] for column in TIMES if any(table.get(column, ()))), None)
+    seconds = np.full(len(steps), np.nan) if times is None else since_start(numbers(times))
+    curves: dict[str, dict[str, Curve]] = defaultdict(dict)
+    for column, texts in table.items():
+        run, _, tag = column.rpartition(" - ")
+        if column in (*STEPS, *TIMES) or column.endswith(("__MIN", "__MAX")) or (tags and tag not in tags):
+            continue
+        if run.startswith(("Group: ", "Grouped runs")):
+            warn(f"{path}: {run} is a mean over runs, which is no run, and left out; export the chart without groups")
+            continue
+        with contextlib.suppress(ValueError):  # a column of texts is no curve
+            values = numbers(texts)
+            kept = np.isfinite(steps) & ~np.isnan(values)
+            curves[run][tag] = in_order(steps[kept], seconds[kept], values[kept])
+    if not any(" - " in column for column in table):
+        curves[""] |= {}
+    unit = "episodes" if path.name == "progress.csv" else "sampled episodes"
+    named = {f"{path} {run}".strip(): (path.parent / (run or path.stem), own) for run, own in curves.items()}
+    return [Log(text, keys_of(where), own, unit=unit) for text, (where, own) in named.items()]
+
+
+def smoothing(tag: str, unit: str, args: Args) -> tuple[int, str]:
+    """Returns over how many points of a tag a curve is averaged, and what that makes of its points, in words.
+
+    unit: what the tag's points are, where they are single episodes.
+    """
+    episodes = RETURNS.get(tag)
+    if episodes and episodes > 1:
+        return 1, f"means of {episodes} episodes"
+    if not episodes:
+        unit = "evaluations" if tag in EVALUATIONS else f"points of {tag}"
+    window = args.smooth or (EPISODES_IN_MEAN if unit in ("episodes", "sampled episodes") else 1)
+    return window, f"means of {window} {unit}" if window > 1 else unit
+
+
+def make_run(log: Log, tags: tuple[str, ...], args: Args) -> Run | None:
+    """Returns a run with the first of the tags of which it has points."""
+    keys = log.keys
+    if args.label:
+        match = re.search(args.label, Path(log.path).as_posix())
+        keys = keys | {key: value for key, value in (match.groupdict() if match else {}).items() if value is not None}
+        if not match:
+            warn(f"{log.path} does not fit --label")
+    for tag in (tag for tag in tags if tag in log.curves):
+        curve = log.curves[tag]
+        finite = np.isfinite(curve.values)
+        if not finite.all():
+            warn(f"{log.path}: {np.sum(~finite):,} points of {tag} are no finite numbers and left out")
+        within = curve.steps <= (math.inf if args.at_step is None else args.at_step)
+        timed = np.isfinite(curve.seconds) | (args.x == "step")
+        curve = curve.where(finite & within & timed)
+        if not len(curve.steps):
+            continue
+        window, words = smoothing(tag, log.unit, args)
+        full, lengths = min(window, len(curve.steps)) - 1, log.curves.get(LENGTHS.get(tag, ""))
+        if lengths and len(lengths.steps):
+            # Where the mean is not over all episodes yet, the steps are the sum of their lengths.
+            needed = RETURNS[tag] * np.interp(curve.steps, lengths.steps, lengths.values)
+            full = int(np.argmax([*(curve.steps[:-1] >= needed[:-1]), True]))
+        # With the module that registers it or without, an id names the same environment.
+        keys = keys | {"env_id": keys["env_id"].rpartition(":")[2], "smoothing": words}
+        return Run(log.path, keys, curve, window, words, full, log.about)
+    return None
 
 
 def find_sources(paths: tuple[str, ...]) -> list[Path]:
@@ -357,10 +597,19 @@ def find_sources(paths: tuple[str, ...]) -> list[Path]:
         matches = [Path(name) for name in names]
         sources = [source for match in matches for source in sources_in(match)]
         if not sources:
-            rule = "a run's folder holds an event file, *tfevents*" if matches else "there is nothing of this name"
+            rule = (
+                "a run's folder holds an event file, *tfevents*, or the like"
+                if matches
+                else "there is nothing of this name"
+            )
             raise UsageError(f"{pattern}: no run found; {rule}")
         found |= {source.resolve(): source for source in sources}
     return list(found.values())
+
+
+def is_log(name: str) -> bool:
+    """Says whether a file of this name makes its folder a run's."""
+    return "tfevents" in name or name in ("progress.csv", "evaluations.npz") or name.endswith("monitor.csv")
 
 
 def sources_in(path: Path) -> list[Path]:
@@ -372,20 +621,18 @@ def sources_in(path: Path) -> list[Path]:
             real = os.path.realpath(folder)
             if real in visited:
                 below.clear()
-            elif any("tfevents" in name for name in files):
+            elif any(map(is_log, files)):
                 found.append(Path(folder))
             visited.add(real)
         return sorted(found)
-    if "tfevents" in path.name:
+    if is_log(path.name):
         return [path.parent]
     return [path] if path.suffix.lower() == ".csv" else []
 
 
-def tags_in(source: Path) -> set[str]:
-    """Returns all tags of a run folder or CSV file."""
-    if source.is_dir():
-        return {tag for path in source.glob("*tfevents*") for tag in read_event_file(path, ()).points}
-    return {tag for points in csv_points(source).values() for tag in points}
+def logs_in(source: Path, tags: tuple[str, ...]) -> list[Log]:
+    """Returns what the runs of a folder or CSV file left, with the curves of these tags; of all if there are none."""
+    return read_folder(source, tags) if source.is_dir() else read_csv(source, tags)
 
 
 def read_runs(args: Args) -> list[Run]:
@@ -395,21 +642,23 @@ def read_runs(args: Args) -> list[Run]:
         UsageError: there is no run, or none has the metric; the message names the tags that exist.
     """
     tags = METRICS.get(args.metric, (args.metric,))
+    read = (*tags, *(LENGTHS[tag] for tag in tags if tag in LENGTHS))
     sources = find_sources(args.paths)
     runs, lacking = [], []
     for source in sources:
-        found = read_folder(source, tags, args) if source.is_dir() else read_csv(source, tags, args)
+        found = [make_run(log, tags, args) for log in logs_in(source, read)]
         runs += [run for run in found if run]
         lacking += [source] * (None in found)
     if not runs and not lacking:
         raise UsageError(f"{' '.join(args.paths)}: no run found that can be read")
     if not runs:
-        existing = set().union(*map(tags_in, lacking))
-        wanted = args.metric if args.metric in tags else f"{args.metric} ({' or '.join(tags)})"
+        existing = {tag for source in lacking for log in logs_in(source, ()) for tag in log.curves}
+        wanted = args.metric if args.metric in tags else f"{args.metric} ({' or '.join(tags[:2])})"
         lack = "no run has a finite point of it" if existing & set(tags) else "no run has it"
         raise UsageError(f"--metric {wanted}: {lack}; they have {', '.join(sorted(existing)) or 'no scalars'}")
+    until = "" if args.at_step is None else f" up to step {args.at_step:,}"
     for source in lacking:
-        warn(f"{source} has no finite point of {' or '.join(tags)} and is left out")
+        warn(f"{source} has no finite point of {' or '.join(tags[:2])}{until} and is left out")
     return runs
 
 
@@ -419,7 +668,7 @@ class Group:
     """Runs that share the values of some arguments."""
 
     name: str
-    """these values, but for the environment"""
+    """those of these values that tell it from others, but for the environment"""
     runs: list[Run]
 
     @property
@@ -427,15 +676,9 @@ class Group:
         """The environment ids of its runs."""
         return sorted({run.keys["env_id"] for run in self.runs})
 
-    @property
-    def environment(self) -> str:
-        """The environment id, or several."""
-        return ", ".join(self.environments)
-
-    @property
-    def strata(self) -> np.ndarray:
-        """(n,) which of the environments each run has."""
-        return np.array([self.environments.index(run.keys["env_id"]) for run in self.runs])
+    def of(self, environment: str) -> list[Run]:
+        """Returns its runs of one environment."""
+        return [run for run in self.runs if run.keys["env_id"] == environment]
 
 
 def differing_keys(runs: list[Run]) -> list[str]:
@@ -451,6 +694,27 @@ def differing_keys(runs: list[Run]) -> list[str]:
     return ["env_id", "exp_name", *(key for key in dict.fromkeys(differing) if key not in UNIMPORTANT.split())]
 
 
+def in_numeric_order(text: str) -> list[tuple[int, float, str]]:
+    """Returns a key that sorts texts by the numbers in them: 4, 8, 16."""
+    parts = re.split(r"(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)", text)
+    return [(1, float(part), "") if i % 2 else (0, 0.0, part) for i, part in enumerate(parts)]
+
+
+def names_of(groups: list[dict[str, str]]) -> list[str]:
+    """Returns names that hold only what differs between groups, given as their arguments.
+
+    An argument is named where a group of the same environment and experiment has another value of it.
+    """
+    names = []
+    for own in groups:
+        peers = [peer for peer in groups if all(peer.get(key) == own.get(key) for key in ("env_id", "exp_name"))]
+        parts = [f"{key}={value}" for key, value in own.items() if any(peer.get(key) != value for peer in peers)]
+        if "exp_name" in own and (len({group.get("exp_name") for group in groups}) > 1 or not parts):
+            parts.insert(0, own["exp_name"])
+        names.append(" ".join(parts) or "all runs")
+    return names
+
+
 def group_runs(runs: list[Run], keys: Iterable[str]) -> list[Group]:
     """Returns the runs by their values of these keys, in the order of the values.
 
@@ -461,15 +725,16 @@ def group_runs(runs: list[Run], keys: Iterable[str]) -> list[Group]:
     for key in keys:
         if key not in existing:
             raise UsageError(f"--group-by {key}: no run has this argument; they have {', '.join(existing)}")
-    groups: dict[tuple[str, ...], list[Run]] = defaultdict(list)
+    groups: dict[tuple[tuple[str, str], ...], list[Run]] = defaultdict(list)
     for run in runs:
-        groups[tuple(run.keys.get(key, "none") for key in keys)].append(run)
-    named = []
-    for values in sorted(groups):
-        shown = {key: value for key, value in zip(keys, values, strict=True) if key != "env_id"}
-        name = " ".join(value if key == "exp_name" else f"{key}={value}" for key, value in shown.items())
-        named.append(Group(name or "all runs", groups[values]))
-    return named
+        values = {key: run.keys.get(key, "none") for key in keys}
+        # Nobody knows whether runs of unknown environments in two folders are of the same one.
+        if run.keys["env_id"] == UNKNOWN:
+            values["folder"] = Path(run.path).parent.as_posix()
+        groups[tuple(values.items())].append(run)
+    ordered = sorted(groups, key=lambda values: [in_numeric_order(value) for _, value in values])
+    names = names_of([dict(values) for values in ordered])
+    return [Group(name, groups[values]) for name, values in zip(names, ordered, strict=True)]
 
 
 # ----- Statistics -----
@@ -483,50 +748,105 @@ def trailing_mean(values: np.ndarray, window: int) -> np.ndarray:
     return (sums[ends] - sums[starts]) / (ends - starts)
 
 
+def one_point_each(x: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the different x and the mean of the values at each; x (n,) never falls, values (n,)."""
+    own, starts, counts = np.unique(x, return_index=True, return_counts=True)
+    return own, np.add.reduceat(values, starts) / counts
+
+
 def final_score(x: np.ndarray, values: np.ndarray, fraction: float) -> float:
-    """Returns the mean of the values in the last part of the x range, (n,) each."""
-    return float(values[x >= x[0] + (1 - fraction) * (x[-1] - x[0])].mean())
+    """Returns the mean of a curve, (n,) each, over the last part of its x range.
 
-
-def first_reach(run: Run, threshold: float) -> int | None:
-    """Returns the index of the first point at which the smoothed curve reaches a threshold, from a full window on.
-
-    Event files hold float32, in which 0.9 lies below 0.9; and a mean of values may lie a rounding error below them.
+    A point stands for the range since the one before it, so that the score does not depend on how often was logged.
     """
-    full = min(run.window, len(run.curve.values)) - 1
-    values = run.smoothed[full:]
-    reached = np.flatnonzero((values >= threshold) | np.isclose(values, threshold, rtol=1e-6, atol=1e-9))
-    return full + int(reached[0]) if len(reached) else None
+    x, values = one_point_each(x, values)
+    start = x[-1] - fraction * (x[-1] - x[0])
+    shares = np.diff(np.maximum(x, start), prepend=start)
+    return float(np.average(values, weights=shares)) if x[0] < x[-1] else float(values[-1])
 
 
-def resampled(strata: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns (RESAMPLES, n) indices, drawn with replacement among the runs (n,) of the same stratum."""
-    indices = np.empty((RESAMPLES, len(strata)), dtype=np.int64)
-    for stratum in np.unique(strata):
-        members = np.flatnonzero(strata == stratum)
-        indices[:, members] = rng.choice(members, size=(RESAMPLES, len(members)))
-    return indices
+def median_interval(scores: np.ndarray) -> tuple[float, float, float | None]:
+    """Returns the ends of an interval for the median of what scores (n,) were drawn from, and its confidence.
+
+    The ends are the innermost symmetric pair of ordered scores that holds the median with at least 90 %, whatever the
+    distribution: as many scores lie below it as a coin thrown n times shows heads. Below five runs no pair does: the
+    ends are then least and greatest, without a confidence. Scores may be infinite.
+    """
+    ordered, n = np.sort(scores), len(scores)
+    if n < FEW_RUNS:
+        return float(ordered[0]), float(ordered[-1]), None
+    k = int(binom.ppf(LEVEL, n, 0.5))
+    return float(ordered[k - 1]), float(ordered[n - k]), float(1 - 2 * binom.cdf(k - 1, n, 0.5))
 
 
-def resampled_counts(strata: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns (RESAMPLES, n) how often each run was drawn: what is a mean over runs needs no more."""
-    indices = resampled(strata, rng) + len(strata) * np.arange(RESAMPLES)[:, None]
-    return np.bincount(indices.ravel(), minlength=RESAMPLES * len(strata)).reshape(RESAMPLES, -1).astype(float)
+def resampled(columns: list[np.ndarray], resamples: int = RESAMPLES) -> np.ndarray:
+    """Returns (resamples, n) scores, drawn with replacement within each environment's (n_e,), n over all of them."""
+    rng = np.random.default_rng(0)
+    return np.concatenate([rng.choice(column, size=(resamples, len(column))) for column in columns], axis=1)
 
 
-def has_interval(strata: np.ndarray) -> bool:
-    """Says whether every environment has two runs at least; a single one says nothing about its spread."""
-    return np.unique(strata, return_counts=True)[1].min() > 1
+def interquartile_interval(scores: np.ndarray) -> tuple[float, float]:
+    """Returns the ends of the 95 % percentile bootstrap interval of the interquartile mean of scores (n,)."""
+    return tuple(np.percentile(trim_mean(resampled([scores]), 0.25, axis=1), (2.5, 97.5)).tolist())
 
 
-def interquartile_mean(scores: np.ndarray, strata: np.ndarray) -> tuple[float, float | None, float | None]:
-    """Returns the interquartile mean of the scores (n,) and the ends of its 95 % interval, None without one."""
-    middle = float(trim_mean(scores, 0.25))
-    if not has_interval(strata):
-        return middle, None, None
-    indices = resampled(strata, np.random.default_rng(0))
-    low, high = np.percentile(trim_mean(scores[indices], 0.25, axis=1), (2.5, 97.5))
-    return middle, float(low), float(high)
+def wilson_interval(successes: int, n: int) -> tuple[float, float]:
+    """Returns the ends of Wilson's 95 % interval for a share that was seen as successes of n."""
+    interval = binomtest(successes, n).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def rank_sums(x: np.ndarray, y: np.ndarray) -> tuple[int, np.ndarray]:
+    """Returns twice the sum of the ranks of scores x (n,) among x and y (m,), and how probable each sum is by chance.
+
+    The probabilities (largest sum + 1,) are shares of all ways to deal the ranks to n and m runs. Twice, because runs
+    that tie share their mean rank, which may be half a number.
+    """
+    ranks = (2 * rankdata(np.concatenate([x, y]))).astype(int)
+    # In how many ways k of the runs so far have ranks that sum to s, at [k, s].
+    ways = np.zeros((len(x) + 1, ranks.sum() + 1))
+    ways[0, 0] = 1
+    for rank in ranks:
+        ways[1:, rank:] += ways[:-1, :-rank]
+    return int(ranks[: len(x)].sum()), ways[-1] / ways[-1].sum()
+
+
+def compare_in_all(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
+    """Returns the exact two-sided p value of the sum of ranks, over environments with scores (n,) and (m,) each.
+
+    Where both groups are draws of one distribution, every way to deal the scores of an environment to the two groups is
+    as probable. In one environment without ties this is the Mann-Whitney test; scipy's is not exact with ties, and its
+    permutation test knows no strata.
+    """
+    total, chances = 0, np.ones(1)
+    for x, y in pairs:
+        own, probable = rank_sums(x, y)
+        total, chances = total + own, np.convolve(chances, probable)
+    return min(1.0, 2 * float(min(chances[: total + 1].sum(), chances[total:].sum())))
+
+
+def compare_scores(x: np.ndarray, y: np.ndarray) -> float:
+    """Returns the exact two-sided p value of scores x (n,) and y (m,) as draws of one distribution."""
+    return compare_in_all([(x, y)])
+
+
+def least_p(sizes: list[tuple[int, int]]) -> float:
+    """Returns the p value of groups that are parted wholly: no outcome of so many runs has a lower one."""
+    return min(1.0, 2 / math.prod(math.comb(n + m, n) for n, m in sizes))
+
+
+def runs_needed(pairs: int, environments: int) -> int:
+    """Returns how many runs of each group in each environment allow a verdict on any of so many pairs."""
+    return next(n for n in range(1, 100) if pairs * least_p([(n, n)] * environments) <= LEVEL)
+
+
+def holm(p_values: Iterable[float]) -> np.ndarray:
+    """Returns (n,) p values after Holm's correction, which may be compared with 5 % as if there were one."""
+    p = np.array(list(p_values), dtype=float)
+    order = np.argsort(p)
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1)
+    return adjusted
 
 
 def wins(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -534,98 +854,124 @@ def wins(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return (x[:, None] > y) + 0.5 * (x[:, None] == y)
 
 
-def improvement(pairs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float | None, float | None]:
-    """Returns the probability that a run of X scores higher than one of Y, ties half, and its 95 % interval.
+def improvement_interval(probability: float, n: int, m: int) -> tuple[float, float]:
+    """Returns the ends of Newcombe's 95 % interval for the probability that one of n runs scores higher than one of m.
 
-    pairs: scores of X (n,) and Y (m,) in each environment; the probability is the mean over the environments.
+    They are the probabilities that lie 1.96 of their own standard errors away from the one that was seen.
     """
-    rng = np.random.default_rng(0)
-    matrices = [wins(x, y) for x, y in pairs]
-    probability = float(np.mean([matrix.mean() for matrix in matrices]))
-    if min(min(matrix.shape) for matrix in matrices) < 2:
-        return probability, None, None
-    total = np.zeros(RESAMPLES)
-    for matrix in matrices:
-        times_x, times_y = (resampled_counts(np.zeros(size), rng) for size in matrix.shape)
-        total += ((times_x @ matrix) * times_y).sum(1) / matrix.size
-    low, high = np.percentile(total / len(matrices), (2.5, 97.5))
-    return probability, float(low), float(high)
 
+    def excess(true: float) -> float:
+        rest = 1 + ((n + m) / 2 - 1) * ((1 - true) / (2 - true) + true / (1 + true))
+        return (probability - true) ** 2 - 1.959964**2 * true * (1 - true) * rest / (n * m)
 
-def on_grid(curves: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (g,) x where every curve has data and (n, g) the values there; g is 0 if they have no range in common.
-
-    curves: x and values (n,) of each. Points at one x count by their mean.
-    """
-    low, high = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
-    if low > high:
-        return np.empty(0), np.empty((len(curves), 0))
-    grid = np.linspace(low, high, GRID_POINTS) if low < high else np.array([float(low)])
-    rows = []
-    for x, values in curves:
-        own, starts, counts = np.unique(x, return_index=True, return_counts=True)
-        rows.append(np.interp(grid, own, np.add.reduceat(values, starts) / counts))
-    return grid, np.stack(rows)
-
-
-def mean_band(values: np.ndarray, strata: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns the ends (g,) of the 95 % interval of the mean of curves (n, g), or None without one."""
-    if not has_interval(strata):
-        return None
-    means = resampled_counts(strata, np.random.default_rng(0)) @ values / len(values)
-    low, high = np.percentile(means, (2.5, 97.5), axis=0)
+    low = brentq(excess, 0, probability - 1e-9) if probability > 1e-6 else 0.0
+    high = brentq(excess, probability + 1e-9, 1) if probability < 1 - 1e-6 else 1.0
     return low, high
 
 
+def aggregates(columns: list[np.ndarray]) -> dict[str, tuple[float, float, float]]:
+    """Returns interquartile mean and optimality gap over environments, with 95 % intervals.
+
+    columns: normalised scores (n_e,) of each environment, which are the strata of the bootstrap. The gap is how much
+    the scores miss 1 by, where those above count as 1.
+    """
+    measures: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "iqm": lambda scores: trim_mean(scores, 0.25, axis=-1),
+        "optimality_gap": lambda scores: 1 - np.minimum(scores, 1).mean(-1),
+    }
+    drawn, scores = resampled(columns), np.concatenate(columns)
+    return {
+        name: (float(measure(scores)), *np.percentile(measure(drawn), (2.5, 97.5)).tolist())
+        for name, measure in measures.items()
+    }
+
+
+def performance_profile(columns: list[np.ndarray], levels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns (g,) the share of runs above each level (g,), and the ends of its pointwise 95 % interval."""
+    drawn, scores = resampled(columns, RESAMPLES_OF_CURVES), np.concatenate(columns)
+    low, high = np.percentile([(drawn > level).mean(1) for level in levels], (2.5, 97.5), axis=1)
+    return np.array([(scores > level).mean() for level in levels]), low, high
+
+
+def on_grid(curves: list[tuple[np.ndarray, np.ndarray]], points: int = GRID_POINTS) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (g,) x over all that curves cover and (n, g) their values there, NaN where a curve has no data.
+
+    curves: x and values (n,) of each. Points at one x count by their mean; nothing is extrapolated. Curves that begin
+    or end within a twentieth of the range of the longest count as beginning and ending with it.
+    """
+    firsts, lasts = (np.array([x[i] for x, _ in curves]) for i in (0, -1))
+    near = 0.05 * (lasts.max() - firsts.min())
+    grid = np.linspace(firsts[firsts <= firsts.min() + near].max(), lasts[lasts >= lasts.max() - near].min(), points)
+    grid = np.unique(grid)
+    rows = [np.interp(grid, *one_point_each(x, values), left=np.nan, right=np.nan) for x, values in curves]
+    return grid, np.stack(rows)
+
+
+def median_band(values: np.ndarray) -> np.ndarray:
+    """Returns (3, g) median, low and high end of its interval, of the curves (n, g) that have data at a point."""
+    columns = [column[np.isfinite(column)] for column in values.T]
+    # Between two curves that have no range in common is no data at all.
+    rows = [(np.median(own), *median_interval(own)[:2]) if len(own) else (np.nan,) * 3 for own in columns]
+    return np.array(rows).T
+
+
+def interquartile_curve(columns: list[np.ndarray]) -> np.ndarray:
+    """Returns (3, g) the interquartile mean over environments and the ends of its 95 % interval, at each point.
+
+    columns: normalised curves (n_e, g) of each environment, without NaN. A run is drawn as a whole.
+    """
+    curves = np.concatenate(columns)
+    drawn = resampled(np.split(np.arange(len(curves)), np.cumsum([*map(len, columns[:-1])])), RESAMPLES_OF_CURVES)
+    rows = [(trim_mean(at, 0.25), *np.percentile(trim_mean(at[drawn], 0.25, axis=1), (2.5, 97.5))) for at in curves.T]
+    return np.array(rows).T
+
+
 # ----- Tables -----
-@dataclass(frozen=True)
-class Summary:
-    """A row of the table. None: there is no such number."""
-
-    environment: str
-    group: str
-    seeds: int
-    final_mean: float
-    iqm: float
-    iqm_low: float | None
-    iqm_high: float | None
-    reached: int | None
-    """runs that reached the threshold; the next two are their medians"""
-    steps_to_threshold: float | None
-    seconds_to_threshold: float | None
-    steps_per_second: float | None
-
-
-def final_scores(group: Group, args: Args) -> np.ndarray:
+def final_scores(runs: list[Run], args: Args) -> np.ndarray:
     """Returns (n,) the final score of each run."""
-    curves = [run.curve for run in group.runs]
-    return np.array([final_score(curve.x(args.x), curve.values, args.last_fraction) for curve in curves])
+    return np.array([final_score(run.curve.x(args.x), run.smoothed, args.last_fraction) for run in runs])
 
 
-def reaching(group: Group, threshold: float) -> list[tuple[int, float]]:
-    """Returns steps and seconds to the threshold of each run that reached it."""
-    found = [(run.curve, first_reach(run, threshold)) for run in group.runs]
-    return [(int(curve.steps[i]), float(curve.seconds[i])) for curve, i in found if i is not None]
+def first_reach(run: Run, threshold: float) -> tuple[float, float]:
+    """Returns steps and seconds until the curve reaches a threshold, from a full window on; infinite if it never does.
+
+    Event files hold float32, in which 0.9 lies below 0.9; and a mean of values may lie a rounding error below them.
+    """
+    values = run.smoothed[run.full :]
+    reached = np.flatnonzero((values >= threshold) | np.isclose(values, threshold, rtol=1e-6, atol=1e-9))
+    if not len(reached):
+        return math.inf, math.inf
+    first = run.full + reached[0]
+    return float(run.curve.steps[first]), float(run.curve.seconds[first])
 
 
-def summarise(group: Group, args: Args) -> Summary:
-    """Returns a group's row."""
-    scores = final_scores(group, args)
-    reached = reaching(group, args.threshold) if args.threshold is not None else []
+def median_row(name: str, values: np.ndarray) -> dict[str, float | None]:
+    """Returns the median of values (n,) and the ends of its interval, as columns; None for unknown times."""
+    found = (None,) * 3 if np.isnan(values).any() else (float(np.median(values)), *median_interval(values)[:2])
+    return dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=True))
+
+
+def summarise(group: Group, environment: str, args: Args) -> dict[str, Any]:
+    """Returns a group's row of an environment. None: there is no such number; infinite: never.
+
+    The confidence is that of all medians' intervals; without one they are least and greatest.
+    """
+    runs = group.of(environment)
+    scores = final_scores(runs, args)
+    row = {"environment": environment, "group": group.name, "runs": len(runs), **median_row("median", scores)}
+    row |= {"confidence": median_interval(scores)[2], "iqm": None, "iqm_low": None, "iqm_high": None}
+    if len(runs) >= ENOUGH_RUNS:
+        row["iqm"] = float(trim_mean(scores, 0.25))
+        row["iqm_low"], row["iqm_high"] = interquartile_interval(scores)
+    if args.threshold is not None:
+        steps, seconds = np.array([first_reach(run, args.threshold) for run in runs]).T
+        row["reached"] = int(np.isfinite(steps).sum())
+        row["reached_low"], row["reached_high"] = wilson_interval(row["reached"], len(runs))
+        row |= median_row("steps_to_threshold", steps) | median_row("seconds_to_threshold", seconds)
     # From the first point on: what is left of a run may begin far from step 0.
-    spans = [(np.ptp(run.curve.steps), np.ptp(run.curve.seconds)) for run in group.runs]
+    spans = [(np.ptp(run.curve.steps), np.ptp(run.curve.seconds)) for run in runs]
     speeds = [steps / seconds for steps, seconds in spans if seconds > 0]
-    return Summary(
-        group.environment,
-        group.name,
-        len(group.runs),
-        float(scores.mean()),
-        *interquartile_mean(scores, group.strata),
-        reached=len(reached) if args.threshold is not None else None,
-        steps_to_threshold=float(np.median([steps for steps, _ in reached])) if reached else None,
-        seconds_to_threshold=float(np.median([seconds for _, seconds in reached])) if reached else None,
-        steps_per_second=float(np.median(speeds)) if speeds else None,
-    )
+    return row | {"steps_per_second": float(np.median(speeds)) if speeds else None}
 
 
 def number(value: float) -> str:
@@ -639,133 +985,273 @@ def time_unit(seconds: float) -> tuple[int, str]:
 
 
 def shortened(environment: str) -> str:
-    """Returns the ids of a group's environments, or of the first three and how many more there are."""
+    """Returns the ids of several environments, or of the first three and how many more there are."""
     first, more = environment.split(", ")[:3], len(environment.split(", ")) - 3
     return ", ".join(first) + (f" and {more} more" if more > 0 else "")
 
 
-def cells(row: Summary, args: Args) -> list[str]:
-    """Returns a row as it is shown."""
-    lack = "one seed" if row.seeds == 1 else "an environment has one seed"
-    interval = lack if row.iqm_low is None else f"{number(row.iqm_low)} to {number(row.iqm_high)}"
-    shown = [shortened(row.environment), row.group, str(row.seeds), number(row.final_mean), number(row.iqm), interval]
-    if args.threshold is not None:
-        share = f"({row.reached} of {row.seeds})"
-        steps, seconds = row.steps_to_threshold, row.seconds_to_threshold
-        unit, name = time_unit(seconds or 0)
-        times = (
-            [f"{steps:,.0f} {share}", f"{seconds / unit:.1f} {name} {share}"] if row.reached else [f"never {share}"] * 2
-        )
-        shown += times
-    return [*shown, "" if row.steps_per_second is None else f"{row.steps_per_second:,.0f}"]
+def with_interval(row: dict[str, Any], name: str, show: Callable[[float], str], kind: str = "") -> str:
+    """Returns a number of a row and its interval as they are shown: infinite is never, None is nothing."""
+    shown = ["never" if row[key] == math.inf else show(row[key]) for key in (name, f"{name}_low", f"{name}_high")]
+    return shown[0] if row["runs"] == 1 else f"{shown[0]} ({shown[1]} to {shown[2]}{kind})"
 
 
-def markdown_table(rows: list[Summary], args: Args) -> str:
-    """Returns the table, padded so that it reads well as plain text too."""
-    header = ["environment", "group", "seeds", "final mean", "IQM", "95 % interval of the IQM"]
+def cells(rows: list[dict[str, Any]], args: Args) -> list[list[str]]:
+    """Returns the table as it is shown, its header first."""
+    with_middle = any(row["iqm"] is not None for row in rows)
+    header = ["environment", "group", "runs", "median (its interval)", *["IQM (95 %)"] * with_middle]
     if args.threshold is not None:
-        header += [f"steps to {args.threshold:g}", f"wall time to {args.threshold:g}"]
-    lines = [[*header, "steps/s"], *(cells(row, args) for row in rows)]
+        header += [f"{name} {args.threshold:g}" for name in ("reached", "steps to", "time to")]
+    lines = [[*header, "steps/s"]]
+    for row in rows:
+        kind = ", min to max" if row["confidence"] is None else f", {100 * row['confidence']:.1f} %"
+        line = [row["environment"], row["group"], str(row["runs"]), with_interval(row, "median", number, kind)]
+        if with_middle:
+            line.append("" if row["iqm"] is None else with_interval(row, "iqm", number))
+        if args.threshold is not None:
+            line.append(f"{row['reached']} of {row['runs']} ({row['reached_low']:.0%} to {row['reached_high']:.0%})")
+            line.append(with_interval(row, "steps_to_threshold", "{:,.0f}".format))
+            seconds = [row[f"seconds_to_threshold{end}"] for end in ("", "_low", "_high")]
+            unit, name = time_unit(max((x for x in seconds if x is not None and x < math.inf), default=0))
+            shown = functools.partial(lambda unit, name, x: f"{x / unit:,.1f} {name}", unit, name)
+            line.append("not logged" if None in seconds else with_interval(row, "seconds_to_threshold", shown))
+        lines.append([*line, "" if row["steps_per_second"] is None else f"{row['steps_per_second']:,.0f}"])
+    return lines
+
+
+def markdown_table(lines: list[list[str]]) -> str:
+    """Returns a table, its header first, padded so that it reads well as plain text too."""
     # An argument may hold anything.
     lines = [[" ".join(text.split()).replace("|", r"\|") for text in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     # Words stand left, numbers right.
-    sides = "<<" + ">" * (len(widths) - 2)
+    sides = ["<" if name in ("environment", "group") else ">" for name in lines[0]]
     padded = [[f"{t:{side}{w}}" for t, side, w in zip(line, sides, widths, strict=True)] for line in lines]
     rule = ["-" * (w - 1) + (":" if side == ">" else "-") for side, w in zip(sides, widths, strict=True)]
     return "\n".join(f"| {' | '.join(line)} |" for line in [padded[0], rule, *padded[1:]])
 
 
-def write_csv(path: Path, rows: list[Summary]) -> None:
-    """Writes the table with all digits that matter; what there is not is empty."""
+def latex_table(lines: list[list[str]]) -> str:
+    """Returns a table, its header first, for LaTeX with the package booktabs."""
+    signs = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+    escaped = str.maketrans(signs | {sign: f"\\{sign}" for sign in "&%$#_{}"})
+    rows = [" & ".join(" ".join(text.split()).translate(escaped) for text in line) + r" \\" for line in lines]
+    sides = "".join("l" if name in ("environment", "group") else "r" for name in lines[0])
+    body = ["\\toprule", rows[0], "\\midrule", *rows[1:], "\\bottomrule"]
+    return "\n".join([f"\\begin{{tabular}}{{{sides}}}", *body, "\\end{tabular}"])
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes rows of one kind with all digits that matter; what there is not is empty, and never is inf."""
     with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(Summary.__dataclass_fields__), lineterminator="\n")
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         for row in rows:
-            writer.writerow({k: f"{v:.10g}" if isinstance(v, float) else v for k, v in asdict(row).items()})
+            writer.writerow({k: f"{v:.10g}" if isinstance(v, float) else v for k, v in row.items()})
 
 
+def rows_of_runs(groups: list[Group], args: Args) -> list[dict[str, Any]]:
+    """Returns a row for each run, for other tools."""
+    rows = []
+    for group in groups:
+        for run, score in zip(group.runs, final_scores(group.runs, args).tolist(), strict=True):
+            row = {"environment": run.keys["env_id"], "group": group.name, "seed": run.keys["seed"], "score": score}
+            if args.threshold is not None:
+                row["steps_to_threshold"], row["seconds_to_threshold"] = first_reach(run, args.threshold)
+            rows.append(row | {"last_step": int(run.curve.steps[-1]), "smoothing": run.smoothing, "path": run.path})
+    return rows
+
+
+# ----- Verdicts -----
 @dataclass(frozen=True)
 class Verdict:
-    """How two groups compare; the first is the better one, unless they are equal."""
+    """How two groups compare; the first is the one whose runs score higher more often, unless neither does."""
 
     environment: str
     better: str
     worse: str
-    seeds: tuple[int, int]
-    ties: float
-    """share of the pairs of runs with equal scores"""
+    sizes: list[tuple[int, int]]
+    """runs of both in each environment"""
     probability: float
-    """that the better one scores higher; a tie counts half"""
-    low: float | None
-    high: float | None
+    """that a run of the better one scores higher; a tie counts half"""
+    p: float | None
+    """of the exact test; None: their points are no like things"""
+    caveats: list[str]
+    adjusted: float = 1.0
+    """p after Holm's correction"""
+    needed: int | None = None
+    """runs of each that would allow a verdict, where no outcome of these could give one"""
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the probability; None with few runs, or over several environments."""
+        (n, m), *others = self.sizes
+        return None if others or min(n, m) < FEW_RUNS else improvement_interval(self.probability, n, m)
 
     def sentence(self) -> str:
         """Returns what it means, in words."""
-        if self.ties == 1:
-            return f"{shortened(self.environment)}: {self.better} and {self.worse} score the same in all pairs of runs."
-        if self.probability == 0.5:
-            text = f"neither {self.better} nor {self.worse} is better: each scores higher in half of all pairs of runs"
+        name, pair = shortened(self.environment), f"{self.better} and {self.worse}"
+        counts = " and ".join(sorted({f"{n} against {m}" for n, m in self.sizes}))
+        if self.p is None:
+            return f"{name}: no verdict on {pair}: {'; '.join(self.caveats)}."
+        if self.needed:
+            text = f"no verdict on {pair}: {counts} runs can give none, however they score; {self.needed} of each could"
+        elif self.adjusted <= LEVEL:
+            text = f"{self.better} scores higher than {self.worse} (p = {self.adjusted:.2g}, {counts} runs)"
         else:
-            text = f"a run of {self.better} scores higher than one of {self.worse} in {self.probability:.0%} of pairs"
-        text = f"{shortened(self.environment)}: {text}"
-        if self.ties:
-            text += f", a tie counted as half ({self.ties:.0%} are ties)"
-        if self.low is None:
-            return f"{text}; with one seed of a group nobody can say how sure that is."
-        text += f" (95 % interval {self.low:.0%} to {self.high:.0%})"
-        sure = "which is more than chance" if self.low > 0.5 else "which may be chance: 50 % is a toss of a coin"
-        if min(self.seeds) >= FEW_SEEDS:
-            return f"{text}, {sure}."
-        # Of all ways to deal the scores to the two groups, two part them wholly.
-        chance = 2 / math.comb(sum(self.seeds), self.seeds[0])
-        return (
-            f"{text}, {sure}. Few seeds ({self.seeds[0]} and {self.seeds[1]}): two equal groups would be parted wholly "
-            f"in {chance:.2g} of cases, so run more."
-        )
+            text = f"no difference shown between {pair} (p = {self.adjusted:.2g}, {counts} runs)"
+        text += f". A run of {self.better} scores higher in {self.probability:.0%} of pairs, ties counted half"
+        text += f" (95 % interval {self.interval[0]:.0%} to {self.interval[1]:.0%})" if self.interval else ""
+        return f"{name}: {text}." + f" But {'; '.join(self.caveats)}." * bool(self.caveats)
+
+
+def caveats(x: list[Run], y: list[Run], names: tuple[str, str]) -> list[str]:
+    """Returns what else than the groups differs between runs that are compared, the gravest first."""
+    found, runs = [], [*x, *y]
+    smoothings = sorted({run.smoothing for run in runs})
+    if len(smoothings) > 1:
+        found.append(f"their points are no like things ({' and '.join(smoothings)})")
+    ends = [np.array([run.curve.steps[-1] for run in own]) for own in (x, y)]
+    budgets = [int(own.max()) for own in ends]
+    if min(budgets) < 0.95 * max(budgets):
+        shown = " and ".join(f"{name} ran {budget:,} steps" for name, budget in zip(names, budgets, strict=True))
+        found.append(f"{shown}, each scored at its own end; --at-step {min(budgets)} compares them at one")
+    for name, own in zip(names, ends, strict=True):
+        early = np.sort(own[own < 0.95 * own.max()])
+        if len(early):
+            at = " to ".join(f"{step:,}" for step in dict.fromkeys((early[0], early[-1])))
+            found.append(f"{len(early)} of {len(own)} runs of {name} ended early, at {at} of {own.max():,} steps")
+    about = {key: sorted({run.about.get(key, "not told") for run in runs}) for run in runs for key in run.about}
+    mixed = "; ".join(f"{key} {', '.join(values)}" for key, values in about.items() if len(values) > 1)
+    found += [f"the runs were not made with the same ({mixed})"] * bool(mixed)
+    if any(run.keys["env_id"] == UNKNOWN for run in runs):
+        found.append("the logs do not tell the environment, which must be the same (--label can tell it)")
+    return found
 
 
 def compare(groups: list[Group], args: Args) -> list[Verdict]:
-    """Returns a verdict for each two groups that share an environment."""
-    scores = [final_scores(group, args) for group in groups]
+    """Returns a verdict for each two groups that share an environment, or for each with the baseline.
+
+    Raises:
+        UsageError: no group has the baseline's name.
+    """
+    names = list(dict.fromkeys(group.name for group in groups))
+    if args.baseline and args.baseline not in names:
+        raise UsageError(f"--baseline {args.baseline}: no group has this name; there are {', '.join(names)}")
+    scores = [{env: final_scores(group.of(env), args) for env in group.environments} for group in groups]
     verdicts = []
     for i, j in combinations(range(len(groups)), 2):
-        shared = sorted(set(groups[i].environments) & set(groups[j].environments))
-        if not shared:
+        shared = [env for env in scores[i] if env in scores[j]]
+        if not shared or (args.baseline and args.baseline not in (groups[i].name, groups[j].name)):
             continue
-        pairs = [tuple(scores[k][[r.keys["env_id"] == env for r in groups[k].runs]] for k in (i, j)) for env in shared]
-        better, worse = i, j
-        if np.mean([wins(x, y).mean() for x, y in pairs]) < 0.5:
-            better, worse, pairs = j, i, [(y, x) for x, y in pairs]
-        seeds = (min(len(x) for x, _ in pairs), min(len(y) for _, y in pairs))
-        names = groups[better].name, groups[worse].name
-        ties = float(np.mean([(wins(x, y) == 0.5).mean() for x, y in pairs]))
-        verdicts.append(Verdict(", ".join(shared), *names, seeds, ties, *improvement(pairs)))
-    return verdicts
+        probability = float(np.mean([wins(scores[i][env], scores[j][env]).mean() for env in shared]))
+        better, worse = (i, j) if probability >= 0.5 else (j, i)
+        pairs = [(scores[better][env], scores[worse][env]) for env in shared]
+        sides = [(groups[better].of(env), groups[worse].of(env)) for env in shared]
+        own = groups[better].name, groups[worse].name
+        p = compare_in_all(pairs) if all(len({run.smoothing for run in (*x, *y)}) == 1 for x, y in sides) else None
+        sizes = [(len(x), len(y)) for x, y in pairs]
+        found = list(dict.fromkeys(line for x, y in sides for line in caveats(x, y, own)))
+        verdicts.append(Verdict(", ".join(shared), *own, sizes, max(probability, 1 - probability), p, found))
+    return corrected(verdicts)
+
+
+def corrected(verdicts: list[Verdict]) -> list[Verdict]:
+    """Returns the verdicts with Holm's correction over all pairs, and how many runs it would take where none can be."""
+    tested = [verdict for verdict in verdicts if verdict.p is not None]
+    adjusted = holm(verdict.p for verdict in tested)
+    # Even where all groups were parted wholly.
+    best = holm(least_p(verdict.sizes) for verdict in tested)
+    for i, verdict in enumerate(tested):
+        needed = runs_needed(len(tested), len(verdict.sizes)) if best[i] > LEVEL else None
+        tested[i] = replace(verdict, adjusted=float(adjusted[i]), needed=needed)
+    rest = iter(tested)
+    return [verdict if verdict.p is None else next(rest) for verdict in verdicts]
 
 
 def notes(groups: list[Group]) -> list[str]:
     """Returns what a reader should know before believing the table."""
     lines = []
     for group in groups:
-        name = f"{shortened(group.environment)} {group.name}"
-        if len(group.environments) > 1:
-            lines.append(
-                f"{name}: returns of different environments are not normalised; they are the bootstrap's strata"
-            )
-        counts = Counter((run.keys["env_id"], run.keys["seed"]) for run in group.runs if run.keys["seed"] != "unknown")
-        twice = sorted({seed for (_, seed), count in counts.items() if count > 1})
-        if twice:
-            lines.append(f"{name}: seed {', '.join(twice)} more than once; such runs are no independent samples")
-        ends = [run.curve.steps[-1] for run in group.runs]
-        if min(ends) < 0.95 * max(ends):
-            lines.append(f"{name}: runs end at {min(ends):,} to {max(ends):,} steps; each is scored at its own end")
-        if 1 < np.bincount(group.strata).min() < FEW_SEEDS:
-            lines.append(f"{name}: fewer than {FEW_SEEDS} seeds, the interval is likely too narrow")
+        for env in group.environments:
+            runs = group.of(env)
+            counts = Counter(run.keys["seed"] for run in runs if run.keys["seed"] != UNKNOWN)
+            twice = ", ".join(sorted((seed for seed in counts if counts[seed] > 1), key=in_numeric_order))
+            found = [f"seed {twice} more than once; such runs are no independent samples"] * bool(twice)
+            found += caveats(runs, runs, (group.name, group.name)) if len(runs) > 1 else []
+            lines += [f"{env} {group.name}: {line}" for line in dict.fromkeys(found)]
+    return lines
+
+
+# ----- Over environments -----
+def read_references(path: Path) -> dict[str, tuple[float, float]]:
+    """Returns the low and the high score of each environment in a CSV file.
+
+    Raises:
+        UsageError: it holds no such table.
+    """
+    try:
+        table = table_of(path)
+        scores = np.stack([numbers(table["low"]), numbers(table["high"])]).T
+        if not (scores[:, 0] < scores[:, 1]).all():
+            raise ValueError("each low must be below its high")
+        return dict(zip(table["env_id"], map(tuple, scores.tolist()), strict=True))
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        raise UsageError(f"--normalise {path}: no table with columns env_id, low, high ({error})") from error
+
+
+def normalised(group: Group, values: Callable[[list[Run]], np.ndarray], args: Args) -> list[np.ndarray]:
+    """Returns values (n_e, ...) of a group's runs in each environment, its low score being 0 and its high one 1.
+
+    A row for a whole id counts, else one for the name, which holds for all its versions.
+
+    Raises:
+        UsageError: the file has neither.
+    """
+    references, columns = read_references(args.normalise), []
+    for environment in group.environments:
+        name = re.sub(r"^ALE[/-]|(NoFrameskip|Deterministic)?-v\d+$", "", environment)
+        if not (found := references.get(environment) or references.get(name)):
+            raise UsageError(f"--normalise {args.normalise}: no row for {environment}, nor for {name}")
+        columns.append((values(group.of(environment)) - found[0]) / (found[1] - found[0]))
+    return columns
+
+
+def sample_efficiency(group: Group, args: Args) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (g,) x where all of a group's runs have data, and (3, g) their interquartile mean with its interval."""
+    curves = {id(run): one_point_each(run.curve.x(args.x), run.smoothed) for run in group.runs}
+    first, last = max(x[0] for x, _ in curves.values()), min(x[-1] for x, _ in curves.values())
+    grid = np.linspace(first, max(first, last), 50)
+    return grid, interquartile_curve(
+        normalised(group, lambda runs: np.stack([np.interp(grid, *curves[id(run)]) for run in runs]), args)
+    )
+
+
+def aggregate_rows(groups: list[Group], args: Args) -> list[dict[str, Any]]:
+    """Returns a row for each group over all its environments."""
+    rows = []
+    for group in groups:
+        rows.append({"group": group.name, "environments": len(group.environments), "runs": len(group.runs)})
+        for name, found in aggregates(normalised(group, lambda runs: final_scores(runs, args), args)).items():
+            rows[-1] |= zip((name, f"{name}_low", f"{name}_high"), found, strict=True)
+    return rows
+
+
+def aggregate_cells(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Returns the table of all environments as it is shown, its header first."""
+    lines = [["group", "environments", "runs", "IQM, normalised (95 %)", "optimality gap (95 %)"]]
+    for row in rows:
+        shown = [with_interval(row, name, "{:.3f}".format) for name in ("iqm", "optimality_gap")]
+        lines.append([row["group"], str(row["environments"]), str(row["runs"]), *shown])
     return lines
 
 
 # ----- Pictures -----
+LOOK = {"font.size": 8, "legend.title_fontsize": 7, "pdf.fonttype": 42, "svg.fonttype": "none"}
+"""letters of a paper at its text's width; letters of pdf and svg stay text, which journals ask for"""
+BAND = f"Lines: medians of runs. Bands: between order statistics, 90 % sure or more from {FEW_RUNS} runs on, else all."
+
+
 def style(i: int) -> dict[str, str]:
     """Returns colour, line style and marker of the i-th group; 140 of them differ."""
     return {
@@ -775,9 +1261,9 @@ def style(i: int) -> dict[str, str]:
     }
 
 
-def as_label(text: str) -> str:
-    """Returns a text as matplotlib shows it: it takes $ for mathematics, and leaves out what begins with _."""
-    return (" " if text.startswith("_") else "") + text.replace("$", r"\$")
+def as_label(text: str, width: int = 40) -> str:
+    """Returns a text in lines as matplotlib shows it, which takes $ for mathematics."""
+    return "\n".join(textwrap.wrap(text, width, break_on_hyphens=False)).replace("$", r"\$")
 
 
 def x_unit(axis: str, longest: float) -> tuple[float, str]:
@@ -788,106 +1274,172 @@ def x_unit(axis: str, longest: float) -> tuple[float, str]:
     return unit, f"wall time, {name}"
 
 
-def new_figure(height: float, title: str) -> "Figure":
-    """Returns an empty figure."""
+def new_figure(args: Args, height: float) -> "Figure":
+    """Returns an empty figure of the width that was asked for."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, height), layout="constrained")
-    figure.suptitle(as_label(title))
-    return figure
+    return Figure(figsize=(args.width, height), layout="constrained")
+
+
+def panels(args: Args, names: list[str]) -> tuple["Figure", list["Axes"]]:
+    """Returns a figure with a panel for each name, three in a row."""
+    columns = min(len(names), 3)
+    rows = math.ceil(len(names) / columns)
+    figure = new_figure(args, 0.3 + rows * max(0.62 * args.width / columns, 1.3))
+    axes = [figure.add_subplot(rows, columns, i + 1, title=as_label(name)) for i, name in enumerate(names)]
+    for own in axes:
+        own.grid(color="0.92")
+    return figure, axes
+
+
+def draw_line(axes: "Axes", x: np.ndarray, band: np.ndarray, look: dict[str, str], label: str) -> None:
+    """Draws a line and a band, (3, g) middle, low and high end."""
+    middle, low, high = band
+    # matplotlib leaves out of a legend what begins with _.
+    label = " " * label.startswith("_") + label
+    axes.plot(x, middle, label=label, markevery=max(len(x) // 10, 1), markersize=3, linewidth=1.2, **look)
+    if (low < high).any():
+        axes.fill_between(x, low, high, color=look["color"], alpha=0.2, linewidth=0)
+
+
+def legend_below(figure: "Figure", title: str) -> None:
+    """Puts one legend for all panels below them, where it covers nothing, and makes room for it."""
+    entries = {}
+    for axes in figure.axes:
+        entries |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    width = figure.get_figwidth()
+    names, title = [as_label(name, int(11 * width)) for name in entries], as_label(title, int(16 * width))
+    columns = max(
+        1, min(len(names), int(width / (0.7 + 0.07 * max(len(line) for name in names for line in name.splitlines()))))
+    )
+    lines = 2 + title.count("\n") + math.ceil(sum(1 + name.count("\n") for name in names) / columns)
+    figure.set_figheight(figure.get_figheight() + 0.14 * lines)
+    figure.legend(entries.values(), names, loc="outside lower center", ncols=columns, title=title, frameon=False)
+
+
+def run_counts(values: list[np.ndarray]) -> str:
+    """Returns how many runs a group's curves (n, g) are medians of, and how many of them last to the end."""
+    texts = set()
+    for curves in values:
+        left = int(np.isfinite(curves[:, -1]).sum())
+        texts.add(
+            f"{len(curves)} run{'s' * (len(curves) > 1)}" + (f", {left} at the end" if left < len(curves) else "")
+        )
+    return " or ".join(sorted(texts, key=in_numeric_order))
 
 
 def draw_curves(groups: list[Group], args: Args) -> "Figure":
-    """Returns the mean curve of each group with the 95 % interval of the mean, where all its runs have data."""
-    figure = new_figure(5, shortened(groups[0].environment))
-    axes = figure.subplots()
-    axes.grid(color="0.92")
-    unit, label = x_unit(args.x, max(float(run.curve.x(args.x)[-1]) for group in groups for run in group.runs))
-    for i, group in enumerate(groups):
-        grid, values = on_grid([(run.curve.x(args.x), run.smoothed) for run in group.runs])
-        if not len(grid):
-            warn(f"{group.environment} {group.name}: its runs have no range of x in common, so there is no curve")
-            continue
-        seeds = "one seed" if len(group.runs) == 1 else f"{len(group.runs)} seeds"
-        every = max(len(grid) // 10, 1)
-        axes.plot(
-            grid / unit,
-            values.mean(0),
-            label=as_label(f"{group.name}, {seeds}"),
-            markevery=every,
-            markersize=5,
-            **style(i),
-        )
-        band = mean_band(values, group.strata)
-        if band:
-            axes.fill_between(grid / unit, *band, color=style(i)["color"], alpha=0.2, linewidth=0)
-    axes.set_xlabel(label)
-    axes.set_ylabel(f"{args.metric}, mean over runs and its 95 % interval")
-    if axes.lines:
-        axes.legend(loc="best")
+    """Returns the median curve of each group with its band, in a panel for each environment."""
+    environments = sorted({env for group in groups for env in group.environments}, key=in_numeric_order)
+    figure, axes_of = panels(args, environments)
+    curves: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)
+    for group in groups:
+        for environment in group.environments:
+            of_runs = [(run.curve.x(args.x), run.smoothed) for run in group.of(environment)]
+            curves[group.name][environment] = on_grid(of_runs)
+    for environment, axes in zip(environments, axes_of, strict=True):
+        longest = max(float(own[environment][0][-1]) for own in curves.values() if environment in own)
+        unit, label = x_unit(args.x, longest)
+        axes.set_xlabel(label)
+        for i, (name, own) in enumerate(curves.items()):
+            if environment in own:
+                x, values = own[environment]
+                counts = run_counts([values for _, values in own.values()])
+                draw_line(axes, x / unit, median_band(values), style(i), f"{name} ({counts})")
+    smoothings = sorted({run.smoothing for group in groups for run in group.runs})
+    figure.supylabel(as_label(f"{args.metric}: {' or '.join(smoothings)}"), fontsize="medium")
+    legend_below(figure, BAND)
     return figure
 
 
 def draw_threshold(groups: list[Group], args: Args) -> "Figure":
-    """Returns steps and wall time to the threshold: a mark for each run that reached it, a bar at their median."""
-    figure = new_figure(
-        1.6 + 0.5 * len(groups), f"{shortened(groups[0].environment)}: first reaching {args.threshold:g}"
-    )
+    """Returns steps and wall time to the threshold: a mark for each run that reached it, a bar at the median of all."""
+    rows = [(group, environment) for group in groups for environment in group.environments]
+    figure = new_figure(args, 1 + 0.45 * len(rows))
+    figure.suptitle(f"first reaching {args.threshold:g}", fontsize="medium")
+    names = list(dict.fromkeys(group.name for group in groups))
+    reached = [np.array([first_reach(run, args.threshold) for run in group.of(env)]) for group, env in rows]
     for column, (axis, axes) in enumerate(zip(("step", "time"), figure.subplots(1, 2, sharey=True), strict=True)):
-        found = [[pair[column] for pair in reaching(group, args.threshold)] for group in groups]
-        unit, label = x_unit(axis, max((max(own) for own in found if own), default=0))
-        for i, own in enumerate(found):
-            look = style(i)
-            axes.plot(np.array(own) / unit, [i] * len(own), look["marker"], color=look["color"], markerfacecolor="none")
-            if own:
+        found = [own[:, column] for own in reached]
+        unit, label = x_unit(axis, max((x for own in found for x in own if x < math.inf), default=0))
+        for i, (own, (group, _)) in enumerate(zip(found, rows, strict=True)):
+            look = style(names.index(group.name))
+            finite = own[np.isfinite(own)]
+            axes.plot(finite / unit, [i] * len(finite), look["marker"], color=look["color"], markerfacecolor="none")
+            if np.median(own) < math.inf:
                 axes.plot([np.median(own) / unit] * 2, [i - 0.3, i + 0.3], color="black", linewidth=2)
         axes.set_xlim(left=0)
         axes.set_xlabel(label)
         axes.grid(color="0.92")
-    names = [f"{as_label(g.name)}\n{len(own)} of {len(g.runs)} runs" for g, own in zip(groups, found, strict=True)]
-    figure.axes[0].set_yticks(range(len(groups)), names)
-    figure.axes[0].set_ylim(len(groups) - 0.5, -0.5)
+    several = len({environment for _, environment in rows}) > 1
+    texts = [f"{environment} {group.name}" if several else group.name for group, environment in rows]
+    shares = [f"{np.isfinite(own[:, 0]).sum()} of {len(own)} runs" for own in reached]
+    labels = [f"{as_label(text, 30)}\n{share}" for text, share in zip(texts, shares, strict=True)]
+    figure.axes[0].set_yticks(range(len(rows)), labels)
+    figure.axes[0].set_ylim(len(rows) - 0.5, -0.5)
     return figure
 
 
-def draw_improvement(verdicts: list[Verdict]) -> "Figure":
-    """Returns the probability of improvement of each two groups with its 95 % interval."""
-    figure = new_figure(1.6 + 0.6 * len(verdicts), shortened(verdicts[0].environment))
+def draw_improvement(verdicts: list[Verdict], args: Args) -> "Figure":
+    """Returns the probability of improvement of each two groups, with its interval where there is one."""
+    several = len({verdict.environment for verdict in verdicts}) > 1
+    texts = [f"{v.better} over {v.worse}" + f", {shortened(v.environment)}" * several for v in verdicts]
+    labels = [as_label(text, 34) for text in texts]
+    figure = new_figure(args, 0.8 + sum(0.2 + 0.16 * (1 + label.count("\n")) for label in labels))
     axes = figure.subplots()
     axes.axvline(0.5, color="0.5", linestyle="--", linewidth=1)
     for i, verdict in enumerate(verdicts):
-        if verdict.low is not None:
-            axes.plot([verdict.low, verdict.high], [i, i], color=COLOURS[0], linewidth=6, alpha=0.4)
-        axes.plot([verdict.probability], [i], "o", color="black")
-    axes.set_yticks(range(len(verdicts)), [f"{as_label(v.better)}\nover {as_label(v.worse)}" for v in verdicts])
+        ends = verdict.interval
+        if ends:
+            axes.plot(ends, [i, i], color=COLOURS[0], linewidth=5, alpha=0.4, solid_capstyle="butt")
+        axes.plot([verdict.probability], [i], "o" if verdict.adjusted <= LEVEL else "x", color="black")
+    axes.set_yticks(range(len(verdicts)), labels)
     axes.set_ylim(len(verdicts) - 0.5, -0.5)
     axes.set_xlim(-0.02, 1.02)
-    axes.set_xlabel("probability that a run scores higher; 0.5 is a toss of a coin")
+    axes.set_xlabel(
+        "probability that a run scores higher, 95 % interval;\ndot: the test finds a difference, cross: none"
+    )
     axes.grid(axis="x", color="0.92")
     return figure
 
 
+def draw_aggregates(groups: list[Group], args: Args) -> "Figure":
+    """Returns performance profiles and sample efficiency over all environments, with pointwise 95 % intervals."""
+    figure, (profile, efficiency) = panels(args, ["performance profile", "sample efficiency"])
+    of_all = [normalised(group, lambda runs: final_scores(runs, args), args) for group in groups]
+    highest = max(float(np.max(column)) for columns in of_all for column in columns)
+    levels = np.linspace(0, max(1.0, highest), 101)
+    unit, label_x = x_unit(args.x, max(float(run.curve.x(args.x)[-1]) for group in groups for run in group.runs))
+    for i, (group, columns) in enumerate(zip(groups, of_all, strict=True)):
+        label = f"{group.name} ({len(group.environments)} environments, {len(group.runs)} runs)"
+        draw_line(profile, levels, np.stack(performance_profile(columns, levels)), style(i), label)
+        grid, band = sample_efficiency(group, args)
+        draw_line(efficiency, grid / unit, band, style(i), label)
+    profile.set(xlabel="normalised score s", ylabel="share of runs above s")
+    efficiency.set(xlabel=label_x, ylabel="IQM of normalised scores")
+    legend_below(figure, "Bands: pointwise 95 % intervals, runs resampled within each environment.")
+    return figure
+
+
 def write_pictures(groups: list[Group], verdicts: list[Verdict], args: Args) -> list[Path]:
-    """Writes one picture of each kind for each environment, and returns their paths."""
+    """Writes one picture of each kind, and returns their paths."""
+    import matplotlib
+
     args.pictures.mkdir(parents=True, exist_ok=True)
-    written, names = [], Counter()
-    # Groups over different environments are compared on those that they share, which no group may have alone.
-    for environment in dict.fromkeys([*(g.environment for g in groups), *(v.environment for v in verdicts)]):
-        own = [group for group in groups if group.environment == environment]
-        pairs = [verdict for verdict in verdicts if verdict.environment == environment]
-        figures = {"curves": draw_curves(own, args)} if own else {}
-        if own and args.threshold is not None:
-            figures["threshold"] = draw_threshold(own, args)
-        if 0 < len(pairs) <= MOST_PAIRS:
-            figures["improvement"] = draw_improvement(pairs)
-        elif pairs:
-            warn(f"{shortened(environment)}: {len(pairs)} pairs of groups are too many for a picture of them")
-        for kind, figure in figures.items():
-            # Names of files have 255 bytes at most; two environments may differ in what is left out here alone.
-            name = f"{kind}__{re.sub(r'[^A-Za-z0-9._-]+', '-', shortened(environment))[:142]}"
-            names[name] += 1
-            path = args.pictures / f"{name}{f'-{names[name]}' if names[name] > 1 else ''}.{args.format}"
-            figure.savefig(path, dpi=120)
+    figures: dict[str, Callable[[], Figure]] = {"curves": lambda: draw_curves(groups, args)}
+    if args.threshold is not None:
+        figures["threshold"] = lambda: draw_threshold(groups, args)
+    if 0 < len(verdicts) <= MOST_PAIRS:
+        figures["improvement"] = lambda: draw_improvement(verdicts, args)
+    elif verdicts:
+        warn(f"{len(verdicts)} pairs of groups are too many for a picture of them")
+    if args.normalise:
+        figures["environments"] = lambda: draw_aggregates(groups, args)
+    written = []
+    with matplotlib.rc_context(LOOK):
+        for kind, draw in figures.items():
+            path = args.pictures / f"{kind}.{args.format}"
+            draw().savefig(path, dpi=300)
             written.append(path)
     return written
 
@@ -895,8 +1447,8 @@ def write_pictures(groups: list[Group], verdicts: list[Verdict], args: Args) -> 
 # ----- Command line -----
 def check_outputs(args: Args) -> None:
     """Raises a UsageError, before anything is read, if what was asked for cannot be written."""
-    if args.out and args.out.suffix not in (".csv", ".md"):
-        raise UsageError(f"--out {args.out}: the name must end in .csv or .md")
+    if args.out and args.out.suffix not in (".csv", ".md", ".tex"):
+        raise UsageError(f"--out {args.out}: the name must end in .csv, .md or .tex")
     for flag, folder in (("out", args.out and args.out.absolute().parent), ("pictures", args.pictures)):
         if folder:
             parents = (folder.absolute(), *folder.absolute().parents)
@@ -907,28 +1459,52 @@ def check_outputs(args: Args) -> None:
         raise UsageError("--pictures needs a package that is missing: pip install matplotlib")
 
 
+def write_tables(path: Path, tables: dict[str, tuple[list[dict[str, Any]], list[list[str]]]], below: str) -> list[Path]:
+    """Writes tables, given as rows and as shown, to one file; as CSV with all digits to one for each."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".csv":
+        written = [path.with_name(f"{path.stem}{suffix}.csv") for suffix in tables]
+        for file, (rows, _) in zip(written, tables.values(), strict=True):
+            write_csv(file, rows)
+        return written
+    shown = [lines for _, lines in tables.values() if lines]
+    if path.suffix == ".md":
+        text = "\n\n".join([*map(markdown_table, shown), *below.splitlines()])
+    else:
+        text = "\n\n".join([*map(latex_table, shown), re.sub("^", "% ", below, flags=re.MULTILINE)])
+    path.write_text(text + "\n", encoding="utf-8")
+    return [path]
+
+
 def report(args: Args) -> None:
     """Reads, groups, prints the table and what it means, and writes what was asked for."""
     check_outputs(args)
     runs = read_runs(args)
-    keys = args.group_by or differing_keys(runs)
+    keys = list(args.group_by) or [key for key in differing_keys(runs) if key != "env_id" or not args.normalise]
     groups = group_runs(runs, keys)
-    rows = [summarise(group, args) for group in groups]
+    rows = [summarise(group, env, args) for group in groups for env in group.environments]
+    tables = {"": (rows, cells(rows, args)), "_runs": (rows_of_runs(groups, args), [])}
+    if args.normalise:
+        over_all = aggregate_rows(groups, args)
+        tables["_all"] = (over_all, aggregate_cells(over_all))
     verdicts = compare(groups, args)
-    table = markdown_table(rows, args)
-    below = [f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, grouped by {', '.join(keys)}; metric: {args.metric}."]
-    below += [verdict.sentence() for verdict in verdicts]
-    below += [f"note: {line}" for line in notes(groups)]
-    print("\n".join([table, "", *below]))
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        if args.out.suffix == ".csv":
-            write_csv(args.out, rows)
-        else:
-            args.out.write_text("\n\n".join([table, *below]) + "\n", encoding="utf-8")
-        print(f"written: {args.out}")
-    if args.pictures:
-        print(f"written: {', '.join(map(str, write_pictures(groups, verdicts, args)))}")
+    tested = sum(verdict.p is not None for verdict in verdicts)
+    points = " or ".join(sorted({run.smoothing for run in runs}))
+    below = [
+        f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, grouped by {', '.join(keys)}; "
+        f"metric: {args.metric}, points are {points}."
+    ]
+    if tested:
+        correction = f", p after Holm's correction over {tested} pairs" if tested > 1 else ""
+        below.append(f"Verdicts: exact two-sided Mann-Whitney test at {LEVEL:.0%}{correction}.")
+    below += [verdict.sentence() for verdict in verdicts] + [f"note: {line}" for line in notes(groups)]
+    # A name may hold line breaks.
+    below = [" ".join(line.split()) for line in below]
+    print("\n\n".join([*(markdown_table(lines) for _, lines in tables.values() if lines), "\n".join(below)]))
+    written = write_tables(args.out, tables, "\n".join(below)) if args.out else []
+    written += write_pictures(groups, verdicts, args) if args.pictures else []
+    if written:
+        print(f"written: {', '.join(map(str, written))}")
 
 
 def parse_args(argv: list[str]) -> Args:
