@@ -417,8 +417,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             scalars["charts/truncated_fraction"] = truncated / to_play
             if played:
                 b_obs, b_actions, _ = zip(*(step for episode in played for step in episode), strict=True)
-                b_obs = torch.from_numpy(np.stack(b_obs)).to(device)
-                b_actions = torch.from_numpy(np.stack(b_actions)).to(device)
+                b_obs = torch.from_numpy(np.array(b_obs)).to(device)
+                b_actions = torch.from_numpy(np.array(b_actions)).to(device)
                 returns = [discounted_returns([reward for *_, reward in episode], args.gamma) for episode in played]
                 b_returns = torch.cat(returns).to(device)
                 policy, values = agent.policy(b_obs), agent.value(b_obs)
