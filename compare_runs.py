@@ -1,7 +1,7 @@
 """Compares runs: final scores over seeds with intervals that hold, learning curves, and which group is better.
 
-Papers: Agarwal et al. 2021, https://arxiv.org/abs/2108.13264: interquartile mean, optimality gap, performance profile,
-        probability of improvement. Newcombe 2006, https://doi.org/10.1002/sim.2324: its interval (method 5).
+Papers: Agarwal et al. 2021, https://arxiv.org/abs/2108.13264: interquartile mean, optimality gap, performance profile.
+        Newcombe 2006, https://doi.org/10.1002/sim.2324, method 5: interval of the probability of improvement.
 Run:    python compare_runs.py runs/
         python compare_runs.py runs/ --group-by env_id exp_name learning_rate --threshold -200 --pictures pictures/
         python compare_runs.py "runs/Pendulum-v1__*" benchmarks/ppo_continuous__Pendulum-v1.csv --out table.md
@@ -11,18 +11,17 @@ Reads:  run folders of these scripts, CleanRL, Stable-Baselines3 and its zoo, RL
         download and of Weights & Biases (charts, histories). A folder is one run; a resumed run's event files are one
         curve: what the cut file has from the step of the resumption on is dropped. All points at one step are kept.
         TensorBoard's fast data server keeps only the last of each, and its Python reader takes ten times as long.
-Statistics: the unit is the run, never the episode. Every curve is a trailing mean of 100 episodes (--smooth), for
-        scores, pictures and thresholds alike. A run's final score is its mean over the last part of the x range.
-        Groups get the median and the interval between two order statistics, whose confidence is exact for any
-        distribution; from 8 runs on the interquartile mean too. A verdict is an exact two-sided Mann-Whitney test at
-        5 % after Holm's correction over all pairs; over several environments runs are dealt anew within each.
+Statistics: the unit is the run, never the episode. Scores, pictures and thresholds are taken from one curve, a trailing
+        mean of 100 episodes (--smooth). A group gets the median with an interval between two order statistics, whose
+        confidence is exact for any distribution; from 8 runs on the interquartile mean too. A verdict is an exact
+        two-sided Mann-Whitney test at 5 % after Holm's correction over all pairs; over several environments the runs
+        are dealt anew within each.
 """
 
 import contextlib
 import csv
 import functools
 import glob
-import importlib.util
 import json
 import math
 import os
@@ -32,63 +31,56 @@ import sys
 import textwrap
 import zipfile
 from array import array
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+import matplotlib
 import numpy as np
 import tyro
 from google.protobuf.message import DecodeError
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from scipy.optimize import brentq
 from scipy.stats import binom, binomtest, rankdata, trim_mean
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.summary.writer.record_writer import masked_crc32c
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 EPISODES = "charts/episodic_return"
+# Tags of --metric return, and of how many episodes a point is the mean (the program's default); None: it varies.
 RETURNS = {
     EPISODES: 1,  # these scripts, CleanRL
     "rollout/ep_rew_mean": 100,  # Stable-Baselines3
-    **dict.fromkeys(
-        ("env_runners/episode_return_mean", "episode_reward_mean"), 100
-    ),  # RLlib's progress.csv, new and old
-    **dict.fromkeys(
-        ("ray/tune/env_runners/episode_return_mean", "ray/tune/episode_reward_mean"), 100
-    ),  # its event files
+    "env_runners/episode_return_mean": 100,  # RLlib: progress.csv, new and old, then event files
+    "episode_reward_mean": 100,
+    "ray/tune/env_runners/episode_return_mean": 100,
+    "ray/tune/episode_reward_mean": 100,
     "Reward / Total reward (mean)": 100,  # skrl
-    **dict.fromkeys(("train/returns_stat/mean", "train/reward", "train/episode_reward")),  # tianshou, torchrl
+    **dict.fromkeys(("training/returns_stat/mean", "train/returns_stat/mean", "train/reward")),  # tianshou
+    "train/episode_reward": None,  # torchrl, which has train/reward too
 }
-"""tags of --metric return, and of how many episodes a point is the mean (each program's default); None: it varies"""
-LENGTHS = {
-    "rollout/ep_rew_mean": "rollout/ep_len_mean",
-    "env_runners/episode_return_mean": "env_runners/episode_len_mean",
-    "episode_reward_mean": "episode_len_mean",
-}
-"""tags with the mean length of the same episodes: they tell from which step on there are as many"""
 EVALUATIONS = (
     *("eval/return_mean", "eval/mean_reward", "test/returns_stat/mean", "test/reward", "eval/reward"),
     *("eval/episode_reward", "evaluation/env_runners/episode_return_mean"),
 )
-METRICS = {"return": tuple(RETURNS), "eval": EVALUATIONS}
-"""aliases of --metric; of each run the first tag that it has is taken"""
+# Of means, the tags with the mean length of the same episodes, which tell from which step on there are as many.
+LENGTHS = {tag: re.sub("(rew|return|reward)_mean$", "len_mean", tag) for tag in RETURNS if (RETURNS[tag] or 0) > 1}
+METRICS = {"return": tuple(RETURNS), "eval": EVALUATIONS}  # of each run the first tag that it has is taken
+# Columns with steps: Stable-Baselines3, RLlib new and old, synced TensorBoard, Weights & Biases' own count (two).
 STEPS = ("time/total_timesteps", "num_env_steps_sampled_lifetime", "timesteps_total", "global_step", "_step", "Step")
-"""columns with steps: Stable-Baselines3, RLlib new and old, synced TensorBoard, Weights & Biases' own count (two)"""
 TIMES = ("time/time_elapsed", "time_total_s", "_runtime", "_timestamp", "Relative Time (Process)", "Wall Time")
-EPISODES_IN_MEAN = 100
-"""of a point of every curve, unless --smooth is given; it is what Stable-Baselines3 and RLlib log"""
+EPISODES_IN_MEAN = 100  # of a point of every curve, unless --smooth is given: as Stable-Baselines3 and RLlib log it
 HYPERPARAMETERS = "hyperparameters/text_summary"
+# Keys that change nothing in what is learned: they split no groups unless --group-by names them.
 UNIMPORTANT = """
     seed folder run_dir resume evaluate track wandb_project_name wandb_entity progress plot threads cuda capture_video
     checkpoint_every eval_every eval_episodes torch_deterministic save_model upload_model hf_entity
 """
-"""keys that change nothing in what is learned: they split no groups unless --group-by names them"""
 ENV_ID = r"(?P<env_id>[A-Za-z][\w.]*(?:-[A-Za-z]\w*)*-v\d+)"
+# What a run's path says, as with --label: the first that fits counts.
 LAYOUTS = (
     r"(?P<env_id>[^/]+)__(?P<exp_name>[^/]+)__(?P<seed>\d+)__[^/]*$",  # these scripts, CleanRL
     rf"(?P<exp_name>[^/]+)/{ENV_ID}_(?P<seed>\d+)$",  # Stable-Baselines3's zoo: ppo/CartPole-v1_1
@@ -98,19 +90,18 @@ LAYOUTS = (
     r"(?P<exp_name>[^/]+)/seed[_=-]?(?P<seed>\d+)$",
     r"(?P<exp_name>[^/]*[A-Za-z][^/]*)_(?P<seed>\d+)$",  # Stable-Baselines3: PPO_1, the environment is not told
 )
-"""what a run's path says, as with --label: the first that fits counts"""
+LOG_NAME = re.compile(r"tfevents|^progress\.csv$|^evaluations\.npz$|monitor\.csv$")  # such a file makes a run's folder
 UNKNOWN = "unknown"
-LEVEL = 0.05
-"""share of tables of equal groups in which a false verdict is put up with"""
-FEW_RUNS, ENOUGH_RUNS = 5, 8
-"""below the first no interval for a median is 90 % sure; from the second on the bootstrap covers what it says"""
-RESAMPLES, RESAMPLES_OF_CURVES = 10_000, 2000
-GRID_POINTS = 300
-MOST_PAIRS = 60
-"""of two groups each, in a picture"""
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
-"""Okabe and Ito's, which colour-blind people tell apart"""
+LEVEL = 0.05  # share of tables of equal groups in which a false verdict is put up with
+FEW_RUNS, ENOUGH_RUNS = 5, 8  # for an interval of a median that is 90 % sure; for a bootstrap that covers what it says
+RESAMPLES, RESAMPLES_OF_CURVES, GRID_POINTS = 10_000, 2000, 300
+MOST_PAIRS = 60  # of two groups each, in a picture
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")  # Okabe and Ito's
 LINE_STYLES, MARKERS = ("-", "--", "-.", ":"), "osv^D"
+# Letters of a paper at its text's width; those of pdf and svg stay text, which journals ask for.
+LOOK = {"font.size": 8, "legend.title_fontsize": 7, "pdf.fonttype": 42, "svg.fonttype": "none"}
+LOOK |= {"axes.grid": True, "grid.color": "0.92", "axes.axisbelow": True}
+BAND = f"Lines: medians of runs. Bands: between order statistics, 90 % sure or more from {FEW_RUNS} runs on, else all."
 
 
 class UsageError(Exception):
@@ -126,46 +117,31 @@ class Args:
         tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PATH...", help_behavior_hint="(at least one)")
     ]
     """run folders, folders that hold some at any depth, glob patterns, or CSV files (benchmarks/, TensorBoard, W&B)"""
-    group_by: tuple[str, ...] = ()
-    """arguments of the runs, or folder (the one they are in); none: env_id, exp_name and what differs within these"""
-    label: str | None = None
-    """regular expression, searched in each run's path: its named groups, as (?P<seed>...), are arguments of the run"""
-    baseline: str | None = None
-    """name of a group: the others are compared with it alone, which asks for fewer seeds"""
-    metric: str = "return"
-    """return: of episodes in training; eval: mean of evaluations; or any tag"""
-    x: Literal["step", "time"] = "step"
-    """x axis: environment steps, or seconds since the run's first event without the pauses of resumed runs"""
-    smooth: int | None = None
-    """a point is the mean of so many, itself the last; none: 100 for episodes, 1 for what is a mean already"""
-    last_fraction: float = 0.1
-    """part of a run's x range, at its end, whose mean is the final score"""
-    at_step: int | None = None
-    """compare the runs as they were at this step: what comes later is left out"""
-    threshold: float | None = None
-    """score whose first reaching is reported in steps and wall time"""
-    normalise: Path | None = None
-    """CSV file with env_id, low, high, as benchmarks/normalise.csv: low becomes 0, high 1; compare over environments"""
-    out: Path | None = None
-    """write the table to this file, .csv (the scores of the runs go beside it), .md or .tex"""
-    pictures: Path | None = None
-    """write pictures into this folder; needs matplotlib"""
-    format: Literal["png", "svg", "pdf"] = "png"
-    """format of the pictures; png has 300 dots per inch"""
-    width: float = 6.5
-    """of the pictures, in inches"""
+    group_by: tuple[str, ...] = ()  # arguments of the runs, or folder; none: env_id, exp_name and what differs in these
+    label: str | None = None  # regex, searched in each run's path: its named groups, (?P<seed>...), are arguments of it
+    baseline: str | None = None  # name of a group: the others are compared with it alone, which asks for fewer seeds
+    metric: str = "return"  # return: of episodes in training; eval: mean of evaluations; or any tag
+    x: Literal["step", "time"] = "step"  # x axis: environment steps, or seconds without the pauses of resumed runs
+    smooth: int | None = None  # a point is the mean of so many, itself the last; none: 100 episodes, 1 of means
+    last_fraction: float = 0.1  # part of a run's x range, at its end, whose mean is the final score
+    at_step: int | None = None  # compare the runs as they were at this step: what comes later is left out
+    threshold: float | None = None  # score whose first reaching is reported in steps and wall time
+    normalise: Path | None = None  # CSV file as benchmarks/normalise.csv: low becomes 0, high 1; over all environments
+    out: Path | None = None  # write the table to this file: .csv (with one of the runs beside it), .md or .tex
+    pictures: Path | None = None  # write pictures into this folder
+    format: Literal["png", "svg", "pdf"] = "png"  # format of the pictures; png has 300 dots per inch
+    width: float = 6.5  # of the pictures, inches
 
     def __post_init__(self) -> None:
-        if not self.paths:
-            raise ValueError("PATH: at least one is needed, before all flags")
-        if self.smooth is not None and self.smooth < 1:
-            raise ValueError(f"--smooth {self.smooth} must be at least 1 point")
-        if not 0 < self.last_fraction <= 1:
-            raise ValueError(f"--last-fraction {self.last_fraction} must be above 0 and at most 1")
-        if self.threshold is not None and not math.isfinite(self.threshold):
-            raise ValueError(f"--threshold {self.threshold} must be a finite number")
-        if not 1 <= self.width <= 100:
-            raise ValueError(f"--width {self.width} must be 1 to 100 inches")
+        for holds, message in (
+            (self.paths, "PATH: at least one is needed, before all flags"),
+            (self.smooth is None or self.smooth >= 1, f"--smooth {self.smooth} must be at least 1 point"),
+            (0 < self.last_fraction <= 1, f"--last-fraction {self.last_fraction} must be above 0 and at most 1"),
+            (math.isfinite(self.threshold or 0), f"--threshold {self.threshold} must be a finite number"),
+            (1 <= self.width <= 100, f"--width {self.width} must be 1 to 100 inches"),
+        ):
+            if not holds:
+                raise ValueError(message)
         try:
             named = self.label is None or re.compile(self.label).groupindex
         except re.error as error:
@@ -179,20 +155,13 @@ class Args:
 class Curve:
     """Points of one tag of one run, in the order of their steps."""
 
-    steps: np.ndarray
-    """(n,) environment steps; several points may share one"""
-    seconds: np.ndarray
-    """(n,) since the run's first event, without pauses; NaN where the log has no times"""
-    values: np.ndarray
-    """(n,)"""
+    steps: np.ndarray  # (n,) environment steps; several points may share one
+    seconds: np.ndarray  # (n,) since the run's first event, without pauses; NaN where the log has no times
+    values: np.ndarray  # (n,)
 
     def x(self, axis: str) -> np.ndarray:
         """Returns the x values of an axis, step or time, which never fall."""
         return self.steps if axis == "step" else np.maximum.accumulate(self.seconds)
-
-    def where(self, kept: np.ndarray) -> "Curve":
-        """Returns the points of a mask (n,)."""
-        return Curve(self.steps[kept], self.seconds[kept], self.values[kept])
 
 
 def in_order(steps: np.ndarray, seconds: np.ndarray, values: np.ndarray) -> Curve:
@@ -208,10 +177,8 @@ class Log:
     path: str
     keys: dict[str, str]
     curves: dict[str, Curve]
-    about: dict[str, str] = field(default_factory=dict)
-    """what it ran on: device, versions"""
-    unit: str = "episodes"
-    """what a point of single episodes is in this file, where some are left out or averaged"""
+    about: dict[str, str] = field(default_factory=dict)  # what it ran on: device, versions
+    unit: str = "episodes"  # what a point of single episodes is in this file, where some are left out or averaged
 
 
 @dataclass(frozen=True)
@@ -219,16 +186,11 @@ class Run:
     """A run, with what groups it."""
 
     path: str
-    keys: dict[str, str]
-    """its arguments; env_id, exp_name, seed and folder at least"""
-    curve: Curve
-    """as logged"""
-    window: int = 1
-    """points in a moving average"""
-    smoothing: str = ""
-    """what a point is after that, in words; scores are compared only where it is the same"""
-    full: int = 0
-    """index of the first point that is the mean of a full window"""
+    keys: dict[str, str]  # its arguments; env_id, exp_name, seed and folder at least
+    curve: Curve  # as logged
+    window: int = 1  # points in a moving average
+    smoothing: str = ""  # what a point is after that, in words; scores are compared only where it is the same
+    full: int = 0  # index of the first point that is the mean of a full window
     about: dict[str, str] = field(default_factory=dict)
 
     @functools.cached_property
@@ -237,39 +199,19 @@ class Run:
         return trailing_mean(self.curve.values, self.window)
 
 
-@dataclass
-class EventFile:
-    """What is needed of one event file; wall times are seconds since 1970."""
-
-    start: float = math.inf
-    end: float = 0.0
-    resumes_at: int | None = None
-    """step from which on this file replaces the earlier ones, where it says so"""
-    points: dict[str, tuple[array, array, array]] = field(
-        default_factory=lambda: defaultdict(lambda: (array("q"), array("d"), array("d")))
-    )
-    """steps, wall times and values of each tag"""
-    hyperparameters: dict[str, str] = field(default_factory=dict)
-
-
 def warn(message: str) -> None:
     """Prints one line on standard error; the rest of the comparison goes on."""
     print(f"note: {message}", file=sys.stderr)
 
 
 def records(path: Path) -> Iterator[bytes]:
-    """Yields the events in a file, as bytes: each stands between its length, a checksum of that, and one of its own.
-
-    The checksums of whole events are not compared: done in Python, that takes most of the time of TensorBoard's reader.
-
-    Raises:
-        ValueError: the file is empty, damaged or ends within a record; all that is before has been yielded.
-    """
+    """Yields the events in a file, as bytes: each stands between its length, a checksum of that, and one of its own."""
+    # The checksums of whole events are not compared: done in Python, that takes most of the time of TensorBoard's
+    # reader. A file that is empty, damaged or ends within a record raises a ValueError after all that is before.
     data = path.read_bytes()
     if not data:
         raise ValueError("is empty")
-    position = 0
-    size, length_at = len(data), struct.Struct("<Q").unpack_from
+    position, size, length_at = 0, len(data), struct.Struct("<Q").unpack_from
     while position + 12 <= size:
         length = length_at(data, position)[0]
         end = position + 12 + length
@@ -285,61 +227,62 @@ def records(path: Path) -> Iterator[bytes]:
         raise ValueError("ends within a record, still being written or cut; what is before counts")
 
 
-def read_event_file(path: Path, tags: tuple[str, ...]) -> EventFile:
-    """Returns the points of these tags, of all tags if there are none; what is wrong with the file is reported."""
-    names = "|".join(map(re.escape, (*tags, HYPERPARAMETERS))) if tags else ""
-    is_wanted = re.compile(names.encode()).search
-    file = EventFile()
-    record, problem = b"", ""
-    try:
-        for record in records(path):
-            if file.start == math.inf:
-                file.start = Event.FromString(record).wall_time
-            # To look for a name is several times as fast as to parse. What is too short for a name may be the mark of
-            # a resumption.
-            if len(record) < 32 or is_wanted(record):
-                add_event(file, Event.FromString(record), tags)
-    except DecodeError:
-        problem = "is damaged; what is before counts"
-    except ValueError as error:
-        problem = str(error)
-    except OSError as error:
-        problem = f"cannot be read ({error.strerror})"
-    # The last event is mostly one of another tag, which has not been parsed yet.
-    try:
-        file.end = Event.FromString(record).wall_time
-    except DecodeError:
-        problem = problem or "is damaged in its last event"
-    # Where that is damaged, the last point tells the time.
-    file.end = max([file.end, *(times[-1] for _, times, _ in file.points.values() if times)])
-    if problem:
-        warn(f"{path} {problem}")
-    return file
+class EventFile:
+    """What is needed of one event file; wall times are seconds since 1970."""
 
+    def __init__(self, path: Path, tags: tuple[str, ...]) -> None:
+        """Reads the points of these tags, of all tags if there are none; what is wrong with the file is reported."""
+        self.start, self.end = math.inf, 0.0
+        self.resumes_at = None  # step from which on this file replaces the earlier ones, where it says so
+        self.hyperparameters: dict[str, str] = {}
+        # Steps, wall times and values of each tag.
+        self.points = defaultdict(lambda: (array("q"), array("d"), array("d")))
+        names = "|".join(map(re.escape, (*tags, HYPERPARAMETERS))) if tags else ""
+        is_wanted = re.compile(names.encode()).search
+        record, problem = b"", ""
+        try:
+            for record in records(path):
+                if self.start == math.inf:
+                    self.start = Event.FromString(record).wall_time
+                # To look for a name is several times as fast as to parse. What is too short for a name may be the mark
+                # of a resumption.
+                if len(record) < 32 or is_wanted(record):
+                    self.add(Event.FromString(record), tags)
+        except DecodeError:
+            problem = "is damaged; what is before counts"
+        except ValueError as error:
+            problem = str(error)
+        except OSError as error:
+            problem = f"cannot be read ({error.strerror})"
+        # The last event is mostly one of another tag, which has not been parsed yet.
+        try:
+            self.end = Event.FromString(record).wall_time
+        except DecodeError:
+            problem = problem or "is damaged in its last event"
+        # Where that is damaged, the last point tells the time.
+        self.end = max([self.end, *(times[-1] for _, times, _ in self.points.values() if times)])
+        if problem:
+            warn(f"{path} {problem}")
 
-def add_event(file: EventFile, event: Event, tags: tuple[str, ...]) -> None:
-    """Adds what an event holds of these tags, of all tags if there are none."""
-    if event.HasField("session_log") and event.session_log.status == SessionLog.START:
-        file.resumes_at = event.step
-    for value in event.summary.value:
-        tag = value.tag
-        if (tag in tags or not tags) and value.HasField("simple_value"):
-            steps, times, values = file.points[tag]
-            steps.append(event.step)
-            times.append(event.wall_time)
-            values.append(value.simple_value)
-        elif tag == HYPERPARAMETERS and value.tensor.string_val:
-            text = value.tensor.string_val[0].decode(errors="replace")
-            rows = re.findall(r"^\|([^|\n]+)\|(.*)\|$", text, re.MULTILINE)
-            file.hyperparameters |= {name: content for name, content in rows if name not in ("param", "-")}
+    def add(self, event: Event, tags: tuple[str, ...]) -> None:
+        """Adds what an event holds of these tags, of all tags if there are none."""
+        if event.HasField("session_log") and event.session_log.status == SessionLog.START:
+            self.resumes_at = event.step
+        for value in event.summary.value:
+            if (value.tag in tags or not tags) and value.HasField("simple_value"):
+                new = event.step, event.wall_time, value.simple_value
+                for column, number in zip(self.points[value.tag], new, strict=True):
+                    column.append(number)
+            elif value.tag == HYPERPARAMETERS and value.tensor.string_val:
+                text = value.tensor.string_val[0].decode(errors="replace")
+                rows = re.findall(r"^\|([^|\n]+)\|(.*)\|$", text, re.MULTILINE)
+                self.hyperparameters |= {name: content for name, content in rows if name not in ("param", "-")}
 
 
 def joined(files: list[EventFile], tag: str) -> Curve:
-    """Returns one curve of all event files of a run, pauses between them taken out.
-
-    A resumed file says from which step on it replaces what came before. One that does not say so (another tool wrote
-    it) replaces from its own first step on. Work after the checkpoint that the cut file lost did take its time.
-    """
+    """Returns one curve of all event files of a run, pauses between them taken out."""
+    # A resumed file says from which step on it replaces what came before. One that does not say so (another tool wrote
+    # it) replaces from its own first step on. Work after the checkpoint that the cut file lost did take its time.
     steps, seconds, values = (np.empty(0, dtype) for dtype in (np.int64, float, float))
     pauses, latest = 0.0, -math.inf
     for file in sorted(files, key=lambda file: file.start):
@@ -386,54 +329,51 @@ def files_beside(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
     return {key: told[key] for key in told if key not in lacking}, {key: str(about[key]) for key in about if about[key]}
 
 
-def read_folder(folder: Path, tags: tuple[str, ...]) -> list[Log]:
-    """Returns the run in a folder with the curves of these tags, of all if there are none; nothing without a log.
-
-    Of several logs that one counts which says most: single episodes, and evaluations in full.
-    """
-    files = [read_event_file(path, tags) for path in sorted(folder.glob("*tfevents*"))]
+def read_source(source: Path, tags: tuple[str, ...]) -> list[Log]:
+    """Returns what the runs of a folder or CSV file left, with the curves of these tags; of all if there are none."""
+    # Of several logs in a folder that one counts which says most: single episodes, and evaluations in full.
+    if not source.is_dir():
+        return read_csv(source, tags)
+    files = [EventFile(path, tags) for path in sorted(source.glob("*tfevents*"))]
     files = [file for file in files if file.start < math.inf]
     curves = {tag: joined(files, tag) for tag in {tag: 0 for file in files for tag in file.points}}
-    for path in folder.glob("progress.csv"):
+    for path in source.glob("progress.csv"):
         curves |= {tag: curve for log in read_csv(path, tags) for tag, curve in log.curves.items()}
-    for path in folder.glob("evaluations.npz"):
-        curves |= read_evaluations(path)
-    curves |= read_monitors(sorted(folder.glob("*monitor.csv")))
-    arguments, about = files_beside(folder)
-    keys = keys_of(folder) | {key: value for file in files for key, value in file.hyperparameters.items()} | arguments
-    return [Log(str(folder), keys, curves, about)] if files or curves else []
+    for path in source.glob("evaluations.npz"):
+        try:
+            with np.load(path) as content:
+                steps, means = content["timesteps"], content["results"].mean(1)
+                curves["eval/mean_reward"] = in_order(steps, np.full(len(steps), np.nan), means)
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            warn(f"{path} is damaged")
+    episodes, env_id = read_monitors(sorted(source.glob("*monitor.csv")))
+    arguments, about = files_beside(source)
+    keys = keys_of(source) | {key: value for file in files for key, value in file.hyperparameters.items()} | arguments
+    keys["env_id"] = env_id if keys["env_id"] == UNKNOWN else keys["env_id"]
+    curves |= episodes
+    return [Log(str(source), keys, curves, about)] if files or curves else []
 
 
-def read_evaluations(path: Path) -> dict[str, Curve]:
-    """Returns the means of the evaluations in Stable-Baselines3's evaluations.npz, which holds no times."""
-    try:
-        with np.load(path) as content:
-            steps, means = content["timesteps"], content["results"].mean(1)
-            return {"eval/mean_reward": in_order(steps, np.full(len(steps), np.nan), means)}
-    except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
-        warn(f"{path} is damaged")
-        return {}
-
-
-def read_monitors(paths: list[Path]) -> dict[str, Curve]:
-    """Returns the episodes in Stable-Baselines3's monitor.csv files, one for each environment of a run, as one curve.
-
-    Each row is an episode with its return, length and seconds since the start, which the first line tells. As in
-    stable_baselines3.common.results_plotter, an episode's step is the sum of all lengths until then.
-    """
-    parts = [np.empty((3, 0))]
+def read_monitors(paths: list[Path]) -> tuple[dict[str, Curve], str]:
+    """Returns the episodes in Stable-Baselines3's monitor.csv files, one an environment, as a curve, and its id."""
+    # Each row is an episode with its return, length and seconds since the start, which the first line tells. As in
+    # stable_baselines3.common.results_plotter, an episode's step is the sum of all lengths until then.
+    parts, starts, env_id = [np.empty((3, 0))], [], UNKNOWN
     for path in paths:
         try:
             with open(path, encoding="utf-8") as file:
-                start = json.loads(file.readline().lstrip("#"))["t_start"]
+                about = json.loads(file.readline().lstrip("#"))
             table = table_of(path)
-            parts.append(np.stack([numbers(table["t"]) + start, numbers(table["l"]), numbers(table["r"])]))
-        except (OSError, ValueError, KeyError, TypeError, csv.Error):
+            parts.append(np.stack([numbers(table["t"]) + about["t_start"], numbers(table["l"]), numbers(table["r"])]))
+            starts.append(about["t_start"])
+            env_id = about.get("env_id") or env_id
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error):
             warn(f"{path} is damaged")
     times, lengths, returns = np.concatenate(parts, axis=1)
     order = np.argsort(times, kind="stable")
     steps = np.cumsum(lengths[order]).astype(np.int64)
-    return {EPISODES: Curve(steps, since_start(times[order]), returns[order])} if len(steps) else {}
+    curve = Curve(steps, times[order] - min(starts, default=0), returns[order])
+    return {EPISODES: curve} if len(steps) else {}, env_id
 
 
 def table_of(path: Path) -> dict[str, tuple[str, ...]]:
@@ -459,6 +399,7 @@ def since_start(seconds: np.ndarray) -> np.ndarray:
 
 def read_csv(path: Path, tags: tuple[str, ...]) -> list[Log]:
     """Returns the runs in a CSV file, told by its columns, with the curves of these tags; of all if there are none."""
+    problem = "is no CSV file of curves that is known here"
     try:
         table = table_of(path)
         if {"tag", "step", "wall_time", "value"} <= set(table):
@@ -467,11 +408,10 @@ def read_csv(path: Path, tags: tuple[str, ...]) -> list[Log]:
             return read_download(path, table, tags)
         if set(STEPS) & set(table) or any(" - " in name for name in table):
             return read_wide(path, table, tags)
-        problem = "is no CSV file of curves that is known here"
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
     except (ValueError, csv.Error):
-        problem = "is no CSV file of curves that is known here, or it is damaged"
+        problem += ", or it is damaged"
     warn(f"{path} {problem}")
     return []
 
@@ -511,10 +451,8 @@ def read_download(path: Path, table: dict[str, tuple[str, ...]], tags: tuple[str
 
 
 def read_wide(path: Path, table: dict[str, tuple[str, ...]], tags: tuple[str, ...]) -> list[Log]:
-    """Returns the runs in a table with a column for each tag, or for each run and tag, "RUN - TAG", as in a chart.
-
-    Weights & Biases samples the points of both its charts and, unless told otherwise, its histories.
-    """
+    """Returns the runs in a table with a column for each tag, or for each run and tag, "RUN - TAG", as in a chart."""
+    # Weights & Biases samples the points of both its charts and, unless told otherwise, its histories.
     name = next(column for column in (*STEPS, *table) if any(table.get(column, ())))
     steps = numbers(table[name])
     if name in ("_step", "Step"):
@@ -541,10 +479,8 @@ def read_wide(path: Path, table: dict[str, tuple[str, ...]], tags: tuple[str, ..
 
 
 def smoothing(tag: str, unit: str, args: Args) -> tuple[int, str]:
-    """Returns over how many points of a tag a curve is averaged, and what that makes of its points, in words.
-
-    unit: what the tag's points are, where they are single episodes.
-    """
+    """Returns over how many points of a tag a curve is averaged, and what that makes of its points, in words."""
+    # unit: what the tag's points are, where they are single episodes.
     episodes = RETURNS.get(tag)
     if episodes and episodes > 1:
         return 1, f"means of {episodes} episodes"
@@ -556,12 +492,10 @@ def smoothing(tag: str, unit: str, args: Args) -> tuple[int, str]:
 
 def make_run(log: Log, tags: tuple[str, ...], args: Args) -> Run | None:
     """Returns a run with the first of the tags of which it has points."""
-    keys = log.keys
-    if args.label:
-        match = re.search(args.label, Path(log.path).as_posix())
-        keys = keys | {key: value for key, value in (match.groupdict() if match else {}).items() if value is not None}
-        if not match:
-            warn(f"{log.path} does not fit --label")
+    match = re.search(args.label or "", Path(log.path).as_posix())
+    if not match:
+        warn(f"{log.path} does not fit --label")
+    keys = log.keys | {key: value for key, value in (match.groupdict() if match else {}).items() if value is not None}
     for tag in (tag for tag in tags if tag in log.curves):
         curve = log.curves[tag]
         finite = np.isfinite(curve.values)
@@ -569,15 +503,15 @@ def make_run(log: Log, tags: tuple[str, ...], args: Args) -> Run | None:
             warn(f"{log.path}: {np.sum(~finite):,} points of {tag} are no finite numbers and left out")
         within = curve.steps <= (math.inf if args.at_step is None else args.at_step)
         timed = np.isfinite(curve.seconds) | (args.x == "step")
-        curve = curve.where(finite & within & timed)
+        curve = Curve(*(column[finite & within & timed] for column in (curve.steps, curve.seconds, curve.values)))
         if not len(curve.steps):
             continue
         window, words = smoothing(tag, log.unit, args)
         full, lengths = min(window, len(curve.steps)) - 1, log.curves.get(LENGTHS.get(tag, ""))
         if lengths and len(lengths.steps):
-            # Where the mean is not over all episodes yet, the steps are the sum of their lengths.
+            # Where the mean is not over all episodes yet, the steps are the sum of their lengths, which float32 rounds.
             needed = RETURNS[tag] * np.interp(curve.steps, lengths.steps, lengths.values)
-            full = int(np.argmax([*(curve.steps[:-1] >= needed[:-1]), True]))
+            full = int(np.argmax([*(curve.steps[:-1] >= needed[:-1] * (1 - 1e-6)), True]))
         # With the module that registers it or without, an id names the same environment.
         keys = keys | {"env_id": keys["env_id"].rpartition(":")[2], "smoothing": words}
         return Run(log.path, keys, curve, window, words, full, log.about)
@@ -585,31 +519,18 @@ def make_run(log: Log, tags: tuple[str, ...], args: Args) -> Run | None:
 
 
 def find_sources(paths: tuple[str, ...]) -> list[Path]:
-    """Returns run folders and CSV files, each once.
-
-    Raises:
-        UsageError: a path leads to none.
-    """
+    """Returns run folders and CSV files, each once; a path that leads to none is a UsageError."""
     found: dict[Path, Path] = {}
     for pattern in paths:
         given = Path(os.path.expanduser(pattern))
         names = [given] if given.exists() else sorted(glob.glob(str(given), recursive=True))
-        matches = [Path(name) for name in names]
+        matches = list(map(Path, names))
         sources = [source for match in matches for source in sources_in(match)]
         if not sources:
-            rule = (
-                "a run's folder holds an event file, *tfevents*, or the like"
-                if matches
-                else "there is nothing of this name"
-            )
+            rule = "a run's folder holds an event file or the like" if matches else "there is nothing of this name"
             raise UsageError(f"{pattern}: no run found; {rule}")
         found |= {source.resolve(): source for source in sources}
     return list(found.values())
-
-
-def is_log(name: str) -> bool:
-    """Says whether a file of this name makes its folder a run's."""
-    return "tfevents" in name or name in ("progress.csv", "evaluations.npz") or name.endswith("monitor.csv")
 
 
 def sources_in(path: Path) -> list[Path]:
@@ -621,38 +542,28 @@ def sources_in(path: Path) -> list[Path]:
             real = os.path.realpath(folder)
             if real in visited:
                 below.clear()
-            elif any(map(is_log, files)):
+            elif any(map(LOG_NAME.search, files)):
                 found.append(Path(folder))
             visited.add(real)
         return sorted(found)
-    if is_log(path.name):
+    if LOG_NAME.search(path.name):
         return [path.parent]
     return [path] if path.suffix.lower() == ".csv" else []
 
 
-def logs_in(source: Path, tags: tuple[str, ...]) -> list[Log]:
-    """Returns what the runs of a folder or CSV file left, with the curves of these tags; of all if there are none."""
-    return read_folder(source, tags) if source.is_dir() else read_csv(source, tags)
-
-
 def read_runs(args: Args) -> list[Run]:
-    """Returns all runs that have the metric; files and runs that cannot be used are reported.
-
-    Raises:
-        UsageError: there is no run, or none has the metric; the message names the tags that exist.
-    """
+    """Returns all runs that have the metric, and reports what cannot be used; if there is none, in a UsageError."""
     tags = METRICS.get(args.metric, (args.metric,))
     read = (*tags, *(LENGTHS[tag] for tag in tags if tag in LENGTHS))
-    sources = find_sources(args.paths)
     runs, lacking = [], []
-    for source in sources:
-        found = [make_run(log, tags, args) for log in logs_in(source, read)]
+    for source in find_sources(args.paths):
+        found = [make_run(log, tags, args) for log in read_source(source, read)]
         runs += [run for run in found if run]
         lacking += [source] * (None in found)
     if not runs and not lacking:
         raise UsageError(f"{' '.join(args.paths)}: no run found that can be read")
     if not runs:
-        existing = {tag for source in lacking for log in logs_in(source, ()) for tag in log.curves}
+        existing = {tag for source in lacking for log in read_source(source, ()) for tag in log.curves}
         wanted = args.metric if args.metric in tags else f"{args.metric} ({' or '.join(tags[:2])})"
         lack = "no run has a finite point of it" if existing & set(tags) else "no run has it"
         raise UsageError(f"--metric {wanted}: {lack}; they have {', '.join(sorted(existing)) or 'no scalars'}")
@@ -667,8 +578,7 @@ def read_runs(args: Args) -> list[Run]:
 class Group:
     """Runs that share the values of some arguments."""
 
-    name: str
-    """those of these values that tell it from others, but for the environment"""
+    name: str  # those of these values that tell it from others, but for the environment
     runs: list[Run]
 
     @property
@@ -682,10 +592,8 @@ class Group:
 
 
 def differing_keys(runs: list[Run]) -> list[str]:
-    """Returns the keys that make groups where nothing is said: env_id, exp_name, and those that differ further.
-
-    A key counts only if it differs between runs of one environment and experiment: other scripts have other defaults.
-    """
+    """Returns the keys that make groups where nothing is said: env_id, exp_name, and those that differ further."""
+    # A key counts only if it differs between runs of one environment and experiment: other scripts have other defaults.
     values: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for run in runs:
         for key, value in run.keys.items():
@@ -701,10 +609,8 @@ def in_numeric_order(text: str) -> list[tuple[int, float, str]]:
 
 
 def names_of(groups: list[dict[str, str]]) -> list[str]:
-    """Returns names that hold only what differs between groups, given as their arguments.
-
-    An argument is named where a group of the same environment and experiment has another value of it.
-    """
+    """Returns names that hold only what differs between groups, given as their arguments."""
+    # An argument is named where a group of the same environment and experiment has another value of it.
     names = []
     for own in groups:
         peers = [peer for peer in groups if all(peer.get(key) == own.get(key) for key in ("env_id", "exp_name"))]
@@ -716,11 +622,7 @@ def names_of(groups: list[dict[str, str]]) -> list[str]:
 
 
 def group_runs(runs: list[Run], keys: Iterable[str]) -> list[Group]:
-    """Returns the runs by their values of these keys, in the order of the values.
-
-    Raises:
-        UsageError: no run has such a key; the message names those that exist.
-    """
+    """Returns the runs by their values of these keys, in the order of the values; an unknown key is a UsageError."""
     existing = sorted({key for run in runs for key in run.keys})
     for key in keys:
         if key not in existing:
@@ -755,10 +657,8 @@ def one_point_each(x: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def final_score(x: np.ndarray, values: np.ndarray, fraction: float) -> float:
-    """Returns the mean of a curve, (n,) each, over the last part of its x range.
-
-    A point stands for the range since the one before it, so that the score does not depend on how often was logged.
-    """
+    """Returns the mean of a curve, (n,) each, over the last part of its x range."""
+    # A point stands for the range since the one before it, so that the score does not depend on how often was logged.
     x, values = one_point_each(x, values)
     start = x[-1] - fraction * (x[-1] - x[0])
     shares = np.diff(np.maximum(x, start), prepend=start)
@@ -766,12 +666,10 @@ def final_score(x: np.ndarray, values: np.ndarray, fraction: float) -> float:
 
 
 def median_interval(scores: np.ndarray) -> tuple[float, float, float | None]:
-    """Returns the ends of an interval for the median of what scores (n,) were drawn from, and its confidence.
-
-    The ends are the innermost symmetric pair of ordered scores that holds the median with at least 90 %, whatever the
-    distribution: as many scores lie below it as a coin thrown n times shows heads. Below five runs no pair does: the
-    ends are then least and greatest, without a confidence. Scores may be infinite.
-    """
+    """Returns the ends of an interval for the median of what scores (n,) were drawn from, and its confidence."""
+    # The ends are the innermost symmetric pair of ordered scores that holds the median with at least 90 %, whatever the
+    # distribution: as many scores lie below it as a coin thrown n times shows heads. Below five runs no pair does: the
+    # ends are then least and greatest, without a confidence. Scores may be infinite.
     ordered, n = np.sort(scores), len(scores)
     if n < FEW_RUNS:
         return float(ordered[0]), float(ordered[-1]), None
@@ -785,9 +683,19 @@ def resampled(columns: list[np.ndarray], resamples: int = RESAMPLES) -> np.ndarr
     return np.concatenate([rng.choice(column, size=(resamples, len(column))) for column in columns], axis=1)
 
 
+iqm = functools.partial(trim_mean, proportiontocut=0.25, axis=-1)  # interquartile mean along the last axis
+
+
+def bootstrapped(columns: list[np.ndarray], measure: Callable, resamples: int = RESAMPLES) -> np.ndarray:
+    """Returns (3, ...) a measure of scores (..., n) and the ends of its 95 % percentile interval."""
+    # columns: scores (n_e,) of each environment, among which is drawn: these are the strata.
+    ends = np.percentile(measure(resampled(columns, resamples)), (2.5, 97.5), axis=0)
+    return np.stack([measure(np.concatenate(columns)), *ends])
+
+
 def interquartile_interval(scores: np.ndarray) -> tuple[float, float]:
-    """Returns the ends of the 95 % percentile bootstrap interval of the interquartile mean of scores (n,)."""
-    return tuple(np.percentile(trim_mean(resampled([scores]), 0.25, axis=1), (2.5, 97.5)).tolist())
+    """Returns the ends of the 95 % bootstrap interval of the interquartile mean of scores (n,)."""
+    return tuple(bootstrapped([scores], iqm)[1:].tolist())
 
 
 def wilson_interval(successes: int, n: int) -> tuple[float, float]:
@@ -797,11 +705,9 @@ def wilson_interval(successes: int, n: int) -> tuple[float, float]:
 
 
 def rank_sums(x: np.ndarray, y: np.ndarray) -> tuple[int, np.ndarray]:
-    """Returns twice the sum of the ranks of scores x (n,) among x and y (m,), and how probable each sum is by chance.
-
-    The probabilities (largest sum + 1,) are shares of all ways to deal the ranks to n and m runs. Twice, because runs
-    that tie share their mean rank, which may be half a number.
-    """
+    """Returns twice the sum of the ranks of x (n,) among x and y (m,), and how probable by chance each sum is."""
+    # The probabilities (largest sum + 1,) are shares of all ways to deal the ranks to n and m runs. Twice, because runs
+    # that tie share their mean rank, which may be half a number.
     ranks = (2 * rankdata(np.concatenate([x, y]))).astype(int)
     # In how many ways k of the runs so far have ranks that sum to s, at [k, s].
     ways = np.zeros((len(x) + 1, ranks.sum() + 1))
@@ -812,12 +718,10 @@ def rank_sums(x: np.ndarray, y: np.ndarray) -> tuple[int, np.ndarray]:
 
 
 def compare_in_all(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
-    """Returns the exact two-sided p value of the sum of ranks, over environments with scores (n,) and (m,) each.
-
-    Where both groups are draws of one distribution, every way to deal the scores of an environment to the two groups is
-    as probable. In one environment without ties this is the Mann-Whitney test; scipy's is not exact with ties, and its
-    permutation test knows no strata.
-    """
+    """Returns the exact two-sided p value of the sum of ranks, over environments with scores (n,) and (m,) each."""
+    # Where both groups are draws of one distribution, every way to deal the scores of an environment to the two groups
+    # is as probable. In one environment without ties this is the Mann-Whitney test; scipy's is not exact with ties, and
+    # its permutation test knows no strata.
     total, chances = 0, np.ones(1)
     for x, y in pairs:
         own, probable = rank_sums(x, y)
@@ -835,11 +739,6 @@ def least_p(sizes: list[tuple[int, int]]) -> float:
     return min(1.0, 2 / math.prod(math.comb(n + m, n) for n, m in sizes))
 
 
-def runs_needed(pairs: int, environments: int) -> int:
-    """Returns how many runs of each group in each environment allow a verdict on any of so many pairs."""
-    return next(n for n in range(1, 100) if pairs * least_p([(n, n)] * environments) <= LEVEL)
-
-
 def holm(p_values: Iterable[float]) -> np.ndarray:
     """Returns (n,) p values after Holm's correction, which may be compared with 5 % as if there were one."""
     p = np.array(list(p_values), dtype=float)
@@ -849,16 +748,9 @@ def holm(p_values: Iterable[float]) -> np.ndarray:
     return adjusted
 
 
-def wins(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns (n, m) 1 where a run of X scores higher than one of Y, and a half where they tie; scores (n,), (m,)."""
-    return (x[:, None] > y) + 0.5 * (x[:, None] == y)
-
-
 def improvement_interval(probability: float, n: int, m: int) -> tuple[float, float]:
-    """Returns the ends of Newcombe's 95 % interval for the probability that one of n runs scores higher than one of m.
-
-    They are the probabilities that lie 1.96 of their own standard errors away from the one that was seen.
-    """
+    """Returns Newcombe's 95 % interval for the probability that one of n runs scores higher than one of m."""
+    # They are the probabilities that lie 1.96 of their own standard errors away from the one that was seen.
 
     def excess(true: float) -> float:
         rest = 1 + ((n + m) / 2 - 1) * ((1 - true) / (2 - true) + true / (1 + true))
@@ -869,40 +761,24 @@ def improvement_interval(probability: float, n: int, m: int) -> tuple[float, flo
     return low, high
 
 
-def aggregates(columns: list[np.ndarray]) -> dict[str, tuple[float, float, float]]:
-    """Returns interquartile mean and optimality gap over environments, with 95 % intervals.
-
-    columns: normalised scores (n_e,) of each environment, which are the strata of the bootstrap. The gap is how much
-    the scores miss 1 by, where those above count as 1.
-    """
-    measures: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-        "iqm": lambda scores: trim_mean(scores, 0.25, axis=-1),
-        "optimality_gap": lambda scores: 1 - np.minimum(scores, 1).mean(-1),
-    }
-    drawn, scores = resampled(columns), np.concatenate(columns)
-    return {
-        name: (float(measure(scores)), *np.percentile(measure(drawn), (2.5, 97.5)).tolist())
-        for name, measure in measures.items()
-    }
+def optimality_gap(scores: np.ndarray) -> np.ndarray:
+    """Returns by how much normalised scores miss 1 along the last axis, where those above count as 1."""
+    return 1 - np.minimum(scores, 1).mean(-1)
 
 
-def performance_profile(columns: list[np.ndarray], levels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns (g,) the share of runs above each level (g,), and the ends of its pointwise 95 % interval."""
-    drawn, scores = resampled(columns, RESAMPLES_OF_CURVES), np.concatenate(columns)
-    low, high = np.percentile([(drawn > level).mean(1) for level in levels], (2.5, 97.5), axis=1)
-    return np.array([(scores > level).mean() for level in levels]), low, high
+def performance_profile(columns: list[np.ndarray], levels: np.ndarray) -> np.ndarray:
+    """Returns (3, g) the share of normalised scores (n_e,) above each level (g,), and the ends of its interval."""
+    return bootstrapped(columns, lambda scores: (scores[..., None, :] > levels[:, None]).mean(-1), RESAMPLES_OF_CURVES)
 
 
 def on_grid(curves: list[tuple[np.ndarray, np.ndarray]], points: int = GRID_POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (g,) x over all that curves cover and (n, g) their values there, NaN where a curve has no data.
-
-    curves: x and values (n,) of each. Points at one x count by their mean; nothing is extrapolated. Curves that begin
-    or end within a twentieth of the range of the longest count as beginning and ending with it.
-    """
+    """Returns (g,) x over all that curves cover and (n, g) their values there, NaN where a curve has no data."""
+    # curves: x and values (n,) of each. Points at one x count by their mean; nothing is extrapolated. Curves that begin
+    # or end within a twentieth of the range of the longest count as beginning and ending with it.
     firsts, lasts = (np.array([x[i] for x, _ in curves]) for i in (0, -1))
     near = 0.05 * (lasts.max() - firsts.min())
-    grid = np.linspace(firsts[firsts <= firsts.min() + near].max(), lasts[lasts >= lasts.max() - near].min(), points)
-    grid = np.unique(grid)
+    ends = firsts[firsts <= firsts.min() + near].max(), lasts[lasts >= lasts.max() - near].min()
+    grid = np.unique(np.linspace(*ends, points))
     rows = [np.interp(grid, *one_point_each(x, values), left=np.nan, right=np.nan) for x, values in curves]
     return grid, np.stack(rows)
 
@@ -916,14 +792,11 @@ def median_band(values: np.ndarray) -> np.ndarray:
 
 
 def interquartile_curve(columns: list[np.ndarray]) -> np.ndarray:
-    """Returns (3, g) the interquartile mean over environments and the ends of its 95 % interval, at each point.
-
-    columns: normalised curves (n_e, g) of each environment, without NaN. A run is drawn as a whole.
-    """
+    """Returns (3, g) the interquartile mean of normalised curves (n_e, g), and the ends of its interval."""
+    # A run is drawn as a whole.
     curves = np.concatenate(columns)
-    drawn = resampled(np.split(np.arange(len(curves)), np.cumsum([*map(len, columns[:-1])])), RESAMPLES_OF_CURVES)
-    rows = [(trim_mean(at, 0.25), *np.percentile(trim_mean(at[drawn], 0.25, axis=1), (2.5, 97.5))) for at in curves.T]
-    return np.array(rows).T
+    runs = np.split(np.arange(len(curves)), np.cumsum([*map(len, columns[:-1])]))
+    return bootstrapped(runs, lambda drawn: np.stack([iqm(at[drawn]) for at in curves.T], -1), RESAMPLES_OF_CURVES)
 
 
 # ----- Tables -----
@@ -933,10 +806,8 @@ def final_scores(runs: list[Run], args: Args) -> np.ndarray:
 
 
 def first_reach(run: Run, threshold: float) -> tuple[float, float]:
-    """Returns steps and seconds until the curve reaches a threshold, from a full window on; infinite if it never does.
-
-    Event files hold float32, in which 0.9 lies below 0.9; and a mean of values may lie a rounding error below them.
-    """
+    """Returns steps and seconds until a curve reaches a threshold, from a full window on; infinite if never."""
+    # Event files hold float32, in which 0.9 lies below 0.9; and a mean of values may lie a rounding error below them.
     values = run.smoothed[run.full :]
     reached = np.flatnonzero((values >= threshold) | np.isclose(values, threshold, rtol=1e-6, atol=1e-9))
     if not len(reached):
@@ -952,16 +823,14 @@ def median_row(name: str, values: np.ndarray) -> dict[str, float | None]:
 
 
 def summarise(group: Group, environment: str, args: Args) -> dict[str, Any]:
-    """Returns a group's row of an environment. None: there is no such number; infinite: never.
-
-    The confidence is that of all medians' intervals; without one they are least and greatest.
-    """
+    """Returns a group's row of an environment. None: there is no such number; infinite: never."""
+    # The confidence is that of all medians' intervals; without one they are least and greatest.
     runs = group.of(environment)
     scores = final_scores(runs, args)
     row = {"environment": environment, "group": group.name, "runs": len(runs), **median_row("median", scores)}
     row |= {"confidence": median_interval(scores)[2], "iqm": None, "iqm_low": None, "iqm_high": None}
     if len(runs) >= ENOUGH_RUNS:
-        row["iqm"] = float(trim_mean(scores, 0.25))
+        row["iqm"] = float(iqm(scores))
         row["iqm_low"], row["iqm_high"] = interquartile_interval(scores)
     if args.threshold is not None:
         steps, seconds = np.array([first_reach(run, args.threshold) for run in runs]).T
@@ -982,12 +851,6 @@ def number(value: float) -> str:
 def time_unit(seconds: float) -> tuple[int, str]:
     """Returns the unit that suits a wall time, in seconds, and its name."""
     return (3600, "hours") if seconds >= 7200 else (60, "minutes") if seconds >= 120 else (1, "seconds")
-
-
-def shortened(environment: str) -> str:
-    """Returns the ids of several environments, or of the first three and how many more there are."""
-    first, more = environment.split(", ")[:3], len(environment.split(", ")) - 3
-    return ", ".join(first) + (f" and {more} more" if more > 0 else "")
 
 
 def with_interval(row: dict[str, Any], name: str, show: Callable[[float], str], kind: str = "") -> str:
@@ -1041,15 +904,6 @@ def latex_table(lines: list[list[str]]) -> str:
     return "\n".join([f"\\begin{{tabular}}{{{sides}}}", *body, "\\end{tabular}"])
 
 
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes rows of one kind with all digits that matter; what there is not is empty, and never is inf."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({k: f"{v:.10g}" if isinstance(v, float) else v for k, v in row.items()})
-
-
 def rows_of_runs(groups: list[Group], args: Args) -> list[dict[str, Any]]:
     """Returns a row for each run, for other tools."""
     rows = []
@@ -1063,24 +917,19 @@ def rows_of_runs(groups: list[Group], args: Args) -> list[dict[str, Any]]:
 
 
 # ----- Verdicts -----
-@dataclass(frozen=True)
+@dataclass
 class Verdict:
     """How two groups compare; the first is the one whose runs score higher more often, unless neither does."""
 
-    environment: str
+    environment: str  # or several
     better: str
     worse: str
-    sizes: list[tuple[int, int]]
-    """runs of both in each environment"""
-    probability: float
-    """that a run of the better one scores higher; a tie counts half"""
-    p: float | None
-    """of the exact test; None: their points are no like things"""
+    sizes: list[tuple[int, int]]  # runs of both in each environment
+    probability: float  # that a run of the better one scores higher; a tie counts half
+    p: float | None  # of the exact test; None: their points are no like things
     caveats: list[str]
-    adjusted: float = 1.0
-    """p after Holm's correction"""
-    needed: int | None = None
-    """runs of each that would allow a verdict, where no outcome of these could give one"""
+    adjusted: float = 1.0  # p after Holm's correction
+    needed: int | None = None  # runs of each that would allow a verdict, where no outcome of these could give one
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -1090,7 +939,7 @@ class Verdict:
 
     def sentence(self) -> str:
         """Returns what it means, in words."""
-        name, pair = shortened(self.environment), f"{self.better} and {self.worse}"
+        name, pair = self.environment, f"{self.better} and {self.worse}"
         counts = " and ".join(sorted({f"{n} against {m}" for n, m in self.sizes}))
         if self.p is None:
             return f"{name}: no verdict on {pair}: {'; '.join(self.caveats)}."
@@ -1130,11 +979,7 @@ def caveats(x: list[Run], y: list[Run], names: tuple[str, str]) -> list[str]:
 
 
 def compare(groups: list[Group], args: Args) -> list[Verdict]:
-    """Returns a verdict for each two groups that share an environment, or for each with the baseline.
-
-    Raises:
-        UsageError: no group has the baseline's name.
-    """
+    """Returns a verdict for each two groups that share an environment, or for each with the baseline."""
     names = list(dict.fromkeys(group.name for group in groups))
     if args.baseline and args.baseline not in names:
         raise UsageError(f"--baseline {args.baseline}: no group has this name; there are {', '.join(names)}")
@@ -1144,7 +989,8 @@ def compare(groups: list[Group], args: Args) -> list[Verdict]:
         shared = [env for env in scores[i] if env in scores[j]]
         if not shared or (args.baseline and args.baseline not in (groups[i].name, groups[j].name)):
             continue
-        probability = float(np.mean([wins(scores[i][env], scores[j][env]).mean() for env in shared]))
+        signs = [np.sign(scores[i][env][:, None] - scores[j][env]).mean() for env in shared]
+        probability = float(np.mean(signs)) / 2 + 0.5
         better, worse = (i, j) if probability >= 0.5 else (j, i)
         pairs = [(scores[better][env], scores[worse][env]) for env in shared]
         sides = [(groups[better].of(env), groups[worse].of(env)) for env in shared]
@@ -1152,21 +998,16 @@ def compare(groups: list[Group], args: Args) -> list[Verdict]:
         p = compare_in_all(pairs) if all(len({run.smoothing for run in (*x, *y)}) == 1 for x, y in sides) else None
         sizes = [(len(x), len(y)) for x, y in pairs]
         found = list(dict.fromkeys(line for x, y in sides for line in caveats(x, y, own)))
-        verdicts.append(Verdict(", ".join(shared), *own, sizes, max(probability, 1 - probability), p, found))
-    return corrected(verdicts)
-
-
-def corrected(verdicts: list[Verdict]) -> list[Verdict]:
-    """Returns the verdicts with Holm's correction over all pairs, and how many runs it would take where none can be."""
+        name = ", ".join(shared[:3]) + f" and {len(shared) - 3} more" * (len(shared) > 3)
+        verdicts.append(Verdict(name, *own, sizes, max(probability, 1 - probability), p, found))
     tested = [verdict for verdict in verdicts if verdict.p is not None]
     adjusted = holm(verdict.p for verdict in tested)
-    # Even where all groups were parted wholly.
-    best = holm(least_p(verdict.sizes) for verdict in tested)
-    for i, verdict in enumerate(tested):
-        needed = runs_needed(len(tested), len(verdict.sizes)) if best[i] > LEVEL else None
-        tested[i] = replace(verdict, adjusted=float(adjusted[i]), needed=needed)
-    rest = iter(tested)
-    return [verdict if verdict.p is None else next(rest) for verdict in verdicts]
+    best = holm(least_p(verdict.sizes) for verdict in tested)  # where all groups are parted wholly
+    for verdict, verdict.adjusted, least in zip(tested, adjusted, best, strict=True):
+        if least > LEVEL:
+            pairs, environments = len(tested), len(verdict.sizes)
+            verdict.needed = next(n for n in range(1, 100) if pairs * least_p([(n, n)] * environments) <= LEVEL)
+    return verdicts
 
 
 def notes(groups: list[Group]) -> list[str]:
@@ -1175,8 +1016,8 @@ def notes(groups: list[Group]) -> list[str]:
     for group in groups:
         for env in group.environments:
             runs = group.of(env)
-            counts = Counter(run.keys["seed"] for run in runs if run.keys["seed"] != UNKNOWN)
-            twice = ", ".join(sorted((seed for seed in counts if counts[seed] > 1), key=in_numeric_order))
+            seeds = [run.keys["seed"] for run in runs if run.keys["seed"] != UNKNOWN]
+            twice = ", ".join(sorted({seed for seed in seeds if seeds.count(seed) > 1}, key=in_numeric_order))
             found = [f"seed {twice} more than once; such runs are no independent samples"] * bool(twice)
             found += caveats(runs, runs, (group.name, group.name)) if len(runs) > 1 else []
             lines += [f"{env} {group.name}: {line}" for line in dict.fromkeys(found)]
@@ -1185,11 +1026,7 @@ def notes(groups: list[Group]) -> list[str]:
 
 # ----- Over environments -----
 def read_references(path: Path) -> dict[str, tuple[float, float]]:
-    """Returns the low and the high score of each environment in a CSV file.
-
-    Raises:
-        UsageError: it holds no such table.
-    """
+    """Returns the low and the high score of each environment in a CSV file; if it has none, that is a UsageError."""
     try:
         table = table_of(path)
         scores = np.stack([numbers(table["low"]), numbers(table["high"])]).T
@@ -1201,13 +1038,8 @@ def read_references(path: Path) -> dict[str, tuple[float, float]]:
 
 
 def normalised(group: Group, values: Callable[[list[Run]], np.ndarray], args: Args) -> list[np.ndarray]:
-    """Returns values (n_e, ...) of a group's runs in each environment, its low score being 0 and its high one 1.
-
-    A row for a whole id counts, else one for the name, which holds for all its versions.
-
-    Raises:
-        UsageError: the file has neither.
-    """
+    """Returns values (n_e, ...) of a group's runs in each environment, its low score being 0 and its high one 1."""
+    # A row for a whole id counts, else one for the name, which holds for all its versions; neither is a UsageError.
     references, columns = read_references(args.normalise), []
     for environment in group.environments:
         name = re.sub(r"^ALE[/-]|(NoFrameskip|Deterministic)?-v\d+$", "", environment)
@@ -1222,43 +1054,30 @@ def sample_efficiency(group: Group, args: Args) -> tuple[np.ndarray, np.ndarray]
     curves = {id(run): one_point_each(run.curve.x(args.x), run.smoothed) for run in group.runs}
     first, last = max(x[0] for x, _ in curves.values()), min(x[-1] for x, _ in curves.values())
     grid = np.linspace(first, max(first, last), 50)
-    return grid, interquartile_curve(
-        normalised(group, lambda runs: np.stack([np.interp(grid, *curves[id(run)]) for run in runs]), args)
-    )
+    columns = normalised(group, lambda runs: np.stack([np.interp(grid, *curves[id(run)]) for run in runs]), args)
+    return grid, interquartile_curve(columns)
 
 
-def aggregate_rows(groups: list[Group], args: Args) -> list[dict[str, Any]]:
-    """Returns a row for each group over all its environments."""
-    rows = []
-    for group in groups:
-        rows.append({"group": group.name, "environments": len(group.environments), "runs": len(group.runs)})
-        for name, found in aggregates(normalised(group, lambda runs: final_scores(runs, args), args)).items():
-            rows[-1] |= zip((name, f"{name}_low", f"{name}_high"), found, strict=True)
-    return rows
-
-
-def aggregate_cells(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """Returns the table of all environments as it is shown, its header first."""
+def aggregate(groups: list[Group], args: Args) -> tuple[list[dict[str, Any]], list[list[str]]]:
+    """Returns a row for each group over all its environments, and the table as it is shown, its header first."""
     lines = [["group", "environments", "runs", "IQM, normalised (95 %)", "optimality gap (95 %)"]]
-    for row in rows:
-        shown = [with_interval(row, name, "{:.3f}".format) for name in ("iqm", "optimality_gap")]
-        lines.append([row["group"], str(row["environments"]), str(row["runs"]), *shown])
-    return lines
+    measures, rows = {"iqm": iqm, "optimality_gap": optimality_gap}, []
+    for group in groups:
+        row = {"group": group.name, "environments": len(group.environments), "runs": len(group.runs)}
+        columns = normalised(group, lambda runs: final_scores(runs, args), args)
+        for name, measure in measures.items():
+            row |= zip((name, f"{name}_low", f"{name}_high"), bootstrapped(columns, measure).tolist(), strict=True)
+        shown = [with_interval(row, name, "{:.3f}".format) for name in measures]
+        rows.append(row)
+        lines.append([*map(str, list(row.values())[:3]), *shown])
+    return rows, lines
 
 
 # ----- Pictures -----
-LOOK = {"font.size": 8, "legend.title_fontsize": 7, "pdf.fonttype": 42, "svg.fonttype": "none"}
-"""letters of a paper at its text's width; letters of pdf and svg stay text, which journals ask for"""
-BAND = f"Lines: medians of runs. Bands: between order statistics, 90 % sure or more from {FEW_RUNS} runs on, else all."
-
-
 def style(i: int) -> dict[str, str]:
     """Returns colour, line style and marker of the i-th group; 140 of them differ."""
-    return {
-        "color": COLOURS[i % len(COLOURS)],
-        "linestyle": LINE_STYLES[i % len(LINE_STYLES)],
-        "marker": MARKERS[i % len(MARKERS)],
-    }
+    looks = {"color": COLOURS, "linestyle": LINE_STYLES, "marker": MARKERS}
+    return {name: values[i % len(values)] for name, values in looks.items()}
 
 
 def as_label(text: str, width: int = 40) -> str:
@@ -1274,44 +1093,34 @@ def x_unit(axis: str, longest: float) -> tuple[float, str]:
     return unit, f"wall time, {name}"
 
 
-def new_figure(args: Args, height: float) -> "Figure":
-    """Returns an empty figure of the width that was asked for."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(args.width, height), layout="constrained")
-
-
-def panels(args: Args, names: list[str]) -> tuple["Figure", list["Axes"]]:
+def panels(args: Args, names: list[str]) -> tuple[Figure, list[Axes]]:
     """Returns a figure with a panel for each name, three in a row."""
     columns = min(len(names), 3)
     rows = math.ceil(len(names) / columns)
-    figure = new_figure(args, 0.3 + rows * max(0.62 * args.width / columns, 1.3))
+    figure = Figure((args.width, 0.3 + rows * max(0.62 * args.width / columns, 1.3)), layout="constrained")
     axes = [figure.add_subplot(rows, columns, i + 1, title=as_label(name)) for i, name in enumerate(names)]
-    for own in axes:
-        own.grid(color="0.92")
     return figure, axes
 
 
-def draw_line(axes: "Axes", x: np.ndarray, band: np.ndarray, look: dict[str, str], label: str) -> None:
+def draw_line(axes: Axes, x: np.ndarray, band: np.ndarray, look: dict[str, str], label: str) -> None:
     """Draws a line and a band, (3, g) middle, low and high end."""
     middle, low, high = band
     # matplotlib leaves out of a legend what begins with _.
-    label = " " * label.startswith("_") + label
-    axes.plot(x, middle, label=label, markevery=max(len(x) // 10, 1), markersize=3, linewidth=1.2, **look)
+    style = look | {"label": " " * label.startswith("_") + label, "markersize": 3, "linewidth": 1.2}
+    axes.plot(x, middle, markevery=max(len(x) // 10, 1), **style)
     if (low < high).any():
         axes.fill_between(x, low, high, color=look["color"], alpha=0.2, linewidth=0)
 
 
-def legend_below(figure: "Figure", title: str) -> None:
+def legend_below(figure: Figure, title: str) -> None:
     """Puts one legend for all panels below them, where it covers nothing, and makes room for it."""
     entries = {}
     for axes in figure.axes:
         entries |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     width = figure.get_figwidth()
     names, title = [as_label(name, int(11 * width)) for name in entries], as_label(title, int(16 * width))
-    columns = max(
-        1, min(len(names), int(width / (0.7 + 0.07 * max(len(line) for name in names for line in name.splitlines()))))
-    )
+    longest = max(len(line) for name in names for line in name.splitlines())
+    columns = max(1, min(len(names), int(width / (0.7 + 0.07 * longest))))
     lines = 2 + title.count("\n") + math.ceil(sum(1 + name.count("\n") for name in names) / columns)
     figure.set_figheight(figure.get_figheight() + 0.14 * lines)
     figure.legend(entries.values(), names, loc="outside lower center", ncols=columns, title=title, frameon=False)
@@ -1319,16 +1128,12 @@ def legend_below(figure: "Figure", title: str) -> None:
 
 def run_counts(values: list[np.ndarray]) -> str:
     """Returns how many runs a group's curves (n, g) are medians of, and how many of them last to the end."""
-    texts = set()
-    for curves in values:
-        left = int(np.isfinite(curves[:, -1]).sum())
-        texts.add(
-            f"{len(curves)} run{'s' * (len(curves) > 1)}" + (f", {left} at the end" if left < len(curves) else "")
-        )
+    lasting = [(len(curves), int(np.isfinite(curves[:, -1]).sum())) for curves in values]
+    texts = {f"{n} run{'s' * (n > 1)}" + f", {left} at the end" * (left < n) for n, left in lasting}
     return " or ".join(sorted(texts, key=in_numeric_order))
 
 
-def draw_curves(groups: list[Group], args: Args) -> "Figure":
+def draw_curves(groups: list[Group], args: Args) -> Figure:
     """Returns the median curve of each group with its band, in a panel for each environment."""
     environments = sorted({env for group in groups for env in group.environments}, key=in_numeric_order)
     figure, axes_of = panels(args, environments)
@@ -1352,10 +1157,10 @@ def draw_curves(groups: list[Group], args: Args) -> "Figure":
     return figure
 
 
-def draw_threshold(groups: list[Group], args: Args) -> "Figure":
+def draw_threshold(groups: list[Group], args: Args) -> Figure:
     """Returns steps and wall time to the threshold: a mark for each run that reached it, a bar at the median of all."""
     rows = [(group, environment) for group in groups for environment in group.environments]
-    figure = new_figure(args, 1 + 0.45 * len(rows))
+    figure = Figure((args.width, 1 + 0.45 * len(rows)), layout="constrained")
     figure.suptitle(f"first reaching {args.threshold:g}", fontsize="medium")
     names = list(dict.fromkeys(group.name for group in groups))
     reached = [np.array([first_reach(run, args.threshold) for run in group.of(env)]) for group, env in rows]
@@ -1370,40 +1175,34 @@ def draw_threshold(groups: list[Group], args: Args) -> "Figure":
                 axes.plot([np.median(own) / unit] * 2, [i - 0.3, i + 0.3], color="black", linewidth=2)
         axes.set_xlim(left=0)
         axes.set_xlabel(label)
-        axes.grid(color="0.92")
-    several = len({environment for _, environment in rows}) > 1
-    texts = [f"{environment} {group.name}" if several else group.name for group, environment in rows]
-    shares = [f"{np.isfinite(own[:, 0]).sum()} of {len(own)} runs" for own in reached]
-    labels = [f"{as_label(text, 30)}\n{share}" for text, share in zip(texts, shares, strict=True)]
+    texts = [f"{as_label(f'{environment} {group.name}', 30)}\n" for group, environment in rows]
+    labels = [
+        f"{text}{np.isfinite(own[:, 0]).sum()} of {len(own)} runs" for text, own in zip(texts, reached, strict=True)
+    ]
     figure.axes[0].set_yticks(range(len(rows)), labels)
     figure.axes[0].set_ylim(len(rows) - 0.5, -0.5)
     return figure
 
 
-def draw_improvement(verdicts: list[Verdict], args: Args) -> "Figure":
+def draw_improvement(verdicts: list[Verdict], args: Args) -> Figure:
     """Returns the probability of improvement of each two groups, with its interval where there is one."""
-    several = len({verdict.environment for verdict in verdicts}) > 1
-    texts = [f"{v.better} over {v.worse}" + f", {shortened(v.environment)}" * several for v in verdicts]
-    labels = [as_label(text, 34) for text in texts]
-    figure = new_figure(args, 0.8 + sum(0.2 + 0.16 * (1 + label.count("\n")) for label in labels))
+    labels = [as_label(f"{v.environment}: {v.better} over {v.worse}", 34) for v in verdicts]
+    height = 0.8 + sum(0.36 + 0.16 * label.count("\n") for label in labels)
+    figure = Figure((args.width, height), layout="constrained")
     axes = figure.subplots()
     axes.axvline(0.5, color="0.5", linestyle="--", linewidth=1)
     for i, verdict in enumerate(verdicts):
-        ends = verdict.interval
-        if ends:
-            axes.plot(ends, [i, i], color=COLOURS[0], linewidth=5, alpha=0.4, solid_capstyle="butt")
+        if verdict.interval:
+            axes.plot(verdict.interval, [i, i], color=COLOURS[0], linewidth=5, alpha=0.4, solid_capstyle="butt")
         axes.plot([verdict.probability], [i], "o" if verdict.adjusted <= LEVEL else "x", color="black")
     axes.set_yticks(range(len(verdicts)), labels)
     axes.set_ylim(len(verdicts) - 0.5, -0.5)
     axes.set_xlim(-0.02, 1.02)
-    axes.set_xlabel(
-        "probability that a run scores higher, 95 % interval;\ndot: the test finds a difference, cross: none"
-    )
-    axes.grid(axis="x", color="0.92")
+    axes.set_xlabel("probability that a run scores higher, 95 % interval; o: the test finds a difference, x: none")
     return figure
 
 
-def draw_aggregates(groups: list[Group], args: Args) -> "Figure":
+def draw_aggregates(groups: list[Group], args: Args) -> Figure:
     """Returns performance profiles and sample efficiency over all environments, with pointwise 95 % intervals."""
     figure, (profile, efficiency) = panels(args, ["performance profile", "sample efficiency"])
     of_all = [normalised(group, lambda runs: final_scores(runs, args), args) for group in groups]
@@ -1412,7 +1211,7 @@ def draw_aggregates(groups: list[Group], args: Args) -> "Figure":
     unit, label_x = x_unit(args.x, max(float(run.curve.x(args.x)[-1]) for group in groups for run in group.runs))
     for i, (group, columns) in enumerate(zip(groups, of_all, strict=True)):
         label = f"{group.name} ({len(group.environments)} environments, {len(group.runs)} runs)"
-        draw_line(profile, levels, np.stack(performance_profile(columns, levels)), style(i), label)
+        draw_line(profile, levels, performance_profile(columns, levels), style(i), label)
         grid, band = sample_efficiency(group, args)
         draw_line(efficiency, grid / unit, band, style(i), label)
     profile.set(xlabel="normalised score s", ylabel="share of runs above s")
@@ -1423,77 +1222,66 @@ def draw_aggregates(groups: list[Group], args: Args) -> "Figure":
 
 def write_pictures(groups: list[Group], verdicts: list[Verdict], args: Args) -> list[Path]:
     """Writes one picture of each kind, and returns their paths."""
-    import matplotlib
-
-    args.pictures.mkdir(parents=True, exist_ok=True)
-    figures: dict[str, Callable[[], Figure]] = {"curves": lambda: draw_curves(groups, args)}
-    if args.threshold is not None:
-        figures["threshold"] = lambda: draw_threshold(groups, args)
-    if 0 < len(verdicts) <= MOST_PAIRS:
-        figures["improvement"] = lambda: draw_improvement(verdicts, args)
-    elif verdicts:
-        warn(f"{len(verdicts)} pairs of groups are too many for a picture of them")
-    if args.normalise:
-        figures["environments"] = lambda: draw_aggregates(groups, args)
-    written = []
     with matplotlib.rc_context(LOOK):
-        for kind, draw in figures.items():
-            path = args.pictures / f"{kind}.{args.format}"
-            draw().savefig(path, dpi=300)
-            written.append(path)
-    return written
+        figures = {"curves": draw_curves(groups, args)}
+        if args.threshold is not None:
+            figures["threshold"] = draw_threshold(groups, args)
+        if args.normalise:
+            figures["environments"] = draw_aggregates(groups, args)
+        if 0 < len(verdicts) <= MOST_PAIRS:
+            figures["improvement"] = draw_improvement(verdicts, args)
+        elif verdicts:
+            warn(f"{len(verdicts)} pairs of groups are too many for a picture of them")
+        for kind, figure in figures.items():
+            figure.savefig(args.pictures / f"{kind}.{args.format}", dpi=300)
+    return [args.pictures / f"{kind}.{args.format}" for kind in figures]
 
 
 # ----- Command line -----
-def check_outputs(args: Args) -> None:
-    """Raises a UsageError, before anything is read, if what was asked for cannot be written."""
-    if args.out and args.out.suffix not in (".csv", ".md", ".tex"):
-        raise UsageError(f"--out {args.out}: the name must end in .csv, .md or .tex")
-    for flag, folder in (("out", args.out and args.out.absolute().parent), ("pictures", args.pictures)):
-        if folder:
-            parents = (folder.absolute(), *folder.absolute().parents)
-            existing = next(path for path in parents if path.exists())
-            if not existing.is_dir() or not os.access(existing, os.W_OK):
-                raise UsageError(f"--{flag} {getattr(args, flag)}: {existing} is no folder that can be written to")
-    if args.pictures and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--pictures needs a package that is missing: pip install matplotlib")
-
-
-def write_tables(path: Path, tables: dict[str, tuple[list[dict[str, Any]], list[list[str]]]], below: str) -> list[Path]:
+def write_tables(
+    path: Path, tables: dict[str, tuple[list[dict[str, Any]], list[list[str]]]], below: list[str]
+) -> list[Path]:
     """Writes tables, given as rows and as shown, to one file; as CSV with all digits to one for each."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".csv":
         written = [path.with_name(f"{path.stem}{suffix}.csv") for suffix in tables]
-        for file, (rows, _) in zip(written, tables.values(), strict=True):
-            write_csv(file, rows)
+        for name, (rows, _) in zip(written, tables.values(), strict=True):
+            with open(name, "w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+                writer.writeheader()
+                for row in rows:
+                    # What there is not is empty, and never is inf.
+                    writer.writerow({k: f"{v:.10g}" if isinstance(v, float) else v for k, v in row.items()})
         return written
-    shown = [lines for _, lines in tables.values() if lines]
-    if path.suffix == ".md":
-        text = "\n\n".join([*map(markdown_table, shown), *below.splitlines()])
-    else:
-        text = "\n\n".join([*map(latex_table, shown), re.sub("^", "% ", below, flags=re.MULTILINE)])
-    path.write_text(text + "\n", encoding="utf-8")
+    table, start = (markdown_table, "") if path.suffix == ".md" else (latex_table, "% ")
+    shown = [table(lines) for _, lines in tables.values() if lines]
+    path.write_text("\n\n".join([*shown, *(start + line for line in below)]) + "\n", encoding="utf-8")
     return [path]
 
 
 def report(args: Args) -> None:
     """Reads, groups, prints the table and what it means, and writes what was asked for."""
-    check_outputs(args)
+    if args.out and args.out.suffix not in (".csv", ".md", ".tex"):
+        raise UsageError(f"--out {args.out}: the name must end in .csv, .md or .tex")
+    # Before anything is read.
+    for flag, path in (("out", args.out and args.out.parent), ("pictures", args.pictures)):
+        try:
+            os.makedirs(path or ".", exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"--{flag} {getattr(args, flag)}: no folder that can be written to ({error.strerror})"
+            ) from error
     runs = read_runs(args)
     keys = list(args.group_by) or [key for key in differing_keys(runs) if key != "env_id" or not args.normalise]
     groups = group_runs(runs, keys)
     rows = [summarise(group, env, args) for group in groups for env in group.environments]
     tables = {"": (rows, cells(rows, args)), "_runs": (rows_of_runs(groups, args), [])}
     if args.normalise:
-        over_all = aggregate_rows(groups, args)
-        tables["_all"] = (over_all, aggregate_cells(over_all))
+        tables["_all"] = aggregate(groups, args)
     verdicts = compare(groups, args)
     tested = sum(verdict.p is not None for verdict in verdicts)
     points = " or ".join(sorted({run.smoothing for run in runs}))
-    below = [
-        f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, grouped by {', '.join(keys)}; "
-        f"metric: {args.metric}, points are {points}."
-    ]
+    counted = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, grouped by {', '.join(keys)}"
+    below = [f"{counted}; metric: {args.metric}, points are {points}."]
     if tested:
         correction = f", p after Holm's correction over {tested} pairs" if tested > 1 else ""
         below.append(f"Verdicts: exact two-sided Mann-Whitney test at {LEVEL:.0%}{correction}.")
@@ -1501,7 +1289,7 @@ def report(args: Args) -> None:
     # A name may hold line breaks.
     below = [" ".join(line.split()) for line in below]
     print("\n\n".join([*(markdown_table(lines) for _, lines in tables.values() if lines), "\n".join(below)]))
-    written = write_tables(args.out, tables, "\n".join(below)) if args.out else []
+    written = write_tables(args.out, tables, below) if args.out else []
     written += write_pictures(groups, verdicts, args) if args.pictures else []
     if written:
         print(f"written: {', '.join(map(str, written))}")
