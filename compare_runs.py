@@ -6,11 +6,10 @@ Run:    python compare_runs.py runs/
         python compare_runs.py runs/ --group-by env_id exp_name learning_rate --threshold -200 --pictures pictures/
         python compare_runs.py "runs/Pendulum-v1__*" benchmarks/ppo_continuous__Pendulum-v1.csv --out table.md
         python compare_runs.py runs/ --normalise benchmarks/normalise.csv --baseline ppo_atari
-Reads:  run folders of these scripts, CleanRL, Stable-Baselines3 and its zoo, RLlib, tianshou, torchrl and skrl: event
-        files of TensorBoard, progress.csv, monitor.csv, evaluations.npz. CSV files of benchmarks/, of TensorBoard's
-        download and of Weights & Biases (charts, histories). A folder is one run; a resumed run's event files are one
-        curve: what the cut file has from the step of the resumption on is dropped. All points at one step are kept.
-        TensorBoard's fast data server keeps only the last of each, and its Python reader takes ten times as long.
+Reads:  run folders of these scripts, CleanRL, Stable-Baselines3 and its zoo, RLlib, tianshou, torchrl and skrl; CSV
+        files of benchmarks/, of TensorBoard's download and of Weights & Biases (charts, histories). A folder is one
+        run; a resumed run's event files are one curve: what the cut file has from the step of the resumption on is
+        dropped. All points at one step are kept, which TensorBoard's fast data server does not do.
 Statistics: the unit is the run, never the episode. Scores, pictures and thresholds are taken from one curve, a trailing
         mean of 100 episodes (--smooth). A group gets the median with an interval between two order statistics, whose
         confidence is exact for any distribution; from 8 runs on the interquartile mean too. A verdict is an exact
@@ -73,6 +72,7 @@ METRICS = {"return": tuple(RETURNS), "eval": EVALUATIONS}  # of each run the fir
 STEPS = ("time/total_timesteps", "num_env_steps_sampled_lifetime", "timesteps_total", "global_step", "_step", "Step")
 TIMES = ("time/time_elapsed", "time_total_s", "_runtime", "_timestamp", "Relative Time (Process)", "Wall Time")
 EPISODES_IN_MEAN = 100  # of a point of every curve, unless --smooth is given: as Stable-Baselines3 and RLlib log it
+ITERATIONS = "ray/tune/num_env_steps_sampled_lifetime"  # RLlib's event files count iterations; this tag has the steps
 HYPERPARAMETERS = "hyperparameters/text_summary"
 # Keys that change nothing in what is learned: they split no groups unless --group-by names them.
 UNIMPORTANT = """
@@ -87,6 +87,8 @@ LAYOUTS = (
     rf"{ENV_ID}/(?P<exp_name>[^/]+)_(?P<seed>\d+)$",  # the zoo's event files: CartPole-v1/PPO_1
     rf"{ENV_ID}/(?P<exp_name>[^/]+)/(?P<seed>\d+)/[^/]+$",  # tianshou: CartPole-v1/ppo/0/240131-120000
     rf"(?P<exp_name>[A-Z]\w+?)_{ENV_ID}_\w+_(?P<seed>\d{{5}})_\d+[^/]*$",  # RLlib: PPO_CartPole-v1_1a2b3_00000_0_2024
+    rf"(?P<exp_name>[^/_]+)_(?:[^/_]+_)*{ENV_ID}_[0-9a-f]{{8}}_[\d_-]+$",  # torchrl
+    r"/\d\d-\d\d-\d\d_[\d-]+_(?P<exp_name>[^/]+)$",  # skrl: 26-11-29_04-00-41-993384_PPO
     r"(?P<exp_name>[^/]+)/seed[_=-]?(?P<seed>\d+)$",
     r"(?P<exp_name>[^/]*[A-Za-z][^/]*)_(?P<seed>\d+)$",  # Stable-Baselines3: PPO_1, the environment is not told
 )
@@ -206,8 +208,7 @@ def warn(message: str) -> None:
 
 def records(path: Path) -> Iterator[bytes]:
     """Yields the events in a file, as bytes: each stands between its length, a checksum of that, and one of its own."""
-    # The checksums of whole events are not compared: done in Python, that takes most of the time of TensorBoard's
-    # reader. A file that is empty, damaged or ends within a record raises a ValueError after all that is before.
+    # Checksums of events are not compared: in Python that takes most of the time. Damage raises a ValueError.
     data = path.read_bytes()
     if not data:
         raise ValueError("is empty")
@@ -244,16 +245,11 @@ class EventFile:
             for record in records(path):
                 if self.start == math.inf:
                     self.start = Event.FromString(record).wall_time
-                # To look for a name is several times as fast as to parse. What is too short for a name may be the mark
-                # of a resumption.
+                # To look for a name is much faster than to parse; what is too short for one may be a resumption's mark.
                 if len(record) < 32 or is_wanted(record):
                     self.add(Event.FromString(record), tags)
-        except DecodeError:
-            problem = "is damaged; what is before counts"
-        except ValueError as error:
-            problem = str(error)
-        except OSError as error:
-            problem = f"cannot be read ({error.strerror})"
+        except (DecodeError, ValueError, OSError) as error:
+            problem = "is damaged; what is before counts" if isinstance(error, DecodeError) else str(error)
         # The last event is mostly one of another tag, which has not been parsed yet.
         try:
             self.end = Event.FromString(record).wall_time
@@ -337,6 +333,16 @@ def read_source(source: Path, tags: tuple[str, ...]) -> list[Log]:
     files = [EventFile(path, tags) for path in sorted(source.glob("*tfevents*"))]
     files = [file for file in files if file.start < math.inf]
     curves = {tag: joined(files, tag) for tag in {tag: 0 for file in files for tag in file.points}}
+    if ITERATIONS in curves:
+        known = curves[ITERATIONS]
+        for tag, curve in curves.items():
+            steps = np.interp(curve.steps, known.steps, known.values)
+            curves[tag] = in_order(steps, curve.seconds, curve.values)
+    for path in source.glob("scalars/**/*.csv"):
+        tag = path.relative_to(source / "scalars").with_suffix("").as_posix()
+        if tag in tags or not tags:
+            steps, values = np.loadtxt(path, delimiter=",", ndmin=2).T
+            curves[tag] = in_order(steps, np.full(len(steps), np.nan), values)
     for path in source.glob("progress.csv"):
         curves |= {tag: curve for log in read_csv(path, tags) for tag, curve in log.curves.items()}
     for path in source.glob("evaluations.npz"):
@@ -523,8 +529,7 @@ def find_sources(paths: tuple[str, ...]) -> list[Path]:
     found: dict[Path, Path] = {}
     for pattern in paths:
         given = Path(os.path.expanduser(pattern))
-        names = [given] if given.exists() else sorted(glob.glob(str(given), recursive=True))
-        matches = list(map(Path, names))
+        matches = [given] if given.exists() else sorted(map(Path, glob.glob(str(given), recursive=True)))
         sources = [source for match in matches for source in sources_in(match)]
         if not sources:
             rule = "a run's folder holds an event file or the like" if matches else "there is nothing of this name"
@@ -542,7 +547,7 @@ def sources_in(path: Path) -> list[Path]:
             real = os.path.realpath(folder)
             if real in visited:
                 below.clear()
-            elif any(map(LOG_NAME.search, files)):
+            elif any(map(LOG_NAME.search, files)) or "scalars" in below:
                 found.append(Path(folder))
             visited.add(real)
         return sorted(found)
@@ -554,7 +559,7 @@ def sources_in(path: Path) -> list[Path]:
 def read_runs(args: Args) -> list[Run]:
     """Returns all runs that have the metric, and reports what cannot be used; if there is none, in a UsageError."""
     tags = METRICS.get(args.metric, (args.metric,))
-    read = (*tags, *(LENGTHS[tag] for tag in tags if tag in LENGTHS))
+    read = (*tags, *(LENGTHS[tag] for tag in tags if tag in LENGTHS), ITERATIONS)
     runs, lacking = [], []
     for source in find_sources(args.paths):
         found = [make_run(log, tags, args) for log in read_source(source, read)]
@@ -567,9 +572,8 @@ def read_runs(args: Args) -> list[Run]:
         wanted = args.metric if args.metric in tags else f"{args.metric} ({' or '.join(tags[:2])})"
         lack = "no run has a finite point of it" if existing & set(tags) else "no run has it"
         raise UsageError(f"--metric {wanted}: {lack}; they have {', '.join(sorted(existing)) or 'no scalars'}")
-    until = "" if args.at_step is None else f" up to step {args.at_step:,}"
     for source in lacking:
-        warn(f"{source} has no finite point of {' or '.join(tags[:2])}{until} and is left out")
+        warn(f"{source} has no finite point of {' or '.join(tags[:2])} and is left out")
     return runs
 
 
@@ -677,20 +681,15 @@ def median_interval(scores: np.ndarray) -> tuple[float, float, float | None]:
     return float(ordered[k - 1]), float(ordered[n - k]), float(1 - 2 * binom.cdf(k - 1, n, 0.5))
 
 
-def resampled(columns: list[np.ndarray], resamples: int = RESAMPLES) -> np.ndarray:
-    """Returns (resamples, n) scores, drawn with replacement within each environment's (n_e,), n over all of them."""
-    rng = np.random.default_rng(0)
-    return np.concatenate([rng.choice(column, size=(resamples, len(column))) for column in columns], axis=1)
-
-
 iqm = functools.partial(trim_mean, proportiontocut=0.25, axis=-1)  # interquartile mean along the last axis
 
 
 def bootstrapped(columns: list[np.ndarray], measure: Callable, resamples: int = RESAMPLES) -> np.ndarray:
     """Returns (3, ...) a measure of scores (..., n) and the ends of its 95 % percentile interval."""
     # columns: scores (n_e,) of each environment, among which is drawn: these are the strata.
-    ends = np.percentile(measure(resampled(columns, resamples)), (2.5, 97.5), axis=0)
-    return np.stack([measure(np.concatenate(columns)), *ends])
+    rng = np.random.default_rng(0)
+    drawn = np.concatenate([rng.choice(column, size=(resamples, len(column))) for column in columns], axis=1)
+    return np.stack([measure(np.concatenate(columns)), *np.percentile(measure(drawn), (2.5, 97.5), axis=0)])
 
 
 def interquartile_interval(scores: np.ndarray) -> tuple[float, float]:
@@ -719,9 +718,8 @@ def rank_sums(x: np.ndarray, y: np.ndarray) -> tuple[int, np.ndarray]:
 
 def compare_in_all(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
     """Returns the exact two-sided p value of the sum of ranks, over environments with scores (n,) and (m,) each."""
-    # Where both groups are draws of one distribution, every way to deal the scores of an environment to the two groups
-    # is as probable. In one environment without ties this is the Mann-Whitney test; scipy's is not exact with ties, and
-    # its permutation test knows no strata.
+    # Where both groups are draws of one distribution, all ways to deal an environment's scores are as probable. In one
+    # without ties this is the Mann-Whitney test; scipy's is not exact with ties, its permutation test knows no strata.
     total, chances = 0, np.ones(1)
     for x, y in pairs:
         own, probable = rank_sums(x, y)
@@ -750,10 +748,10 @@ def holm(p_values: Iterable[float]) -> np.ndarray:
 
 def improvement_interval(probability: float, n: int, m: int) -> tuple[float, float]:
     """Returns Newcombe's 95 % interval for the probability that one of n runs scores higher than one of m."""
-    # They are the probabilities that lie 1.96 of their own standard errors away from the one that was seen.
 
     def excess(true: float) -> float:
         rest = 1 + ((n + m) / 2 - 1) * ((1 - true) / (2 - true) + true / (1 + true))
+        # 0 where it lies 1.96 of its own standard errors from the one that was seen.
         return (probability - true) ** 2 - 1.959964**2 * true * (1 - true) * rest / (n * m)
 
     low = brentq(excess, 0, probability - 1e-9) if probability > 1e-6 else 0.0
@@ -884,7 +882,6 @@ def cells(rows: list[dict[str, Any]], args: Args) -> list[list[str]]:
 
 def markdown_table(lines: list[list[str]]) -> str:
     """Returns a table, its header first, padded so that it reads well as plain text too."""
-    # An argument may hold anything.
     lines = [[" ".join(text.split()).replace("|", r"\|") for text in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     # Words stand left, numbers right.
@@ -900,8 +897,8 @@ def latex_table(lines: list[list[str]]) -> str:
     escaped = str.maketrans(signs | {sign: f"\\{sign}" for sign in "&%$#_{}"})
     rows = [" & ".join(" ".join(text.split()).translate(escaped) for text in line) + r" \\" for line in lines]
     sides = "".join("l" if name in ("environment", "group") else "r" for name in lines[0])
-    body = ["\\toprule", rows[0], "\\midrule", *rows[1:], "\\bottomrule"]
-    return "\n".join([f"\\begin{{tabular}}{{{sides}}}", *body, "\\end{tabular}"])
+    lines = [f"\\begin{{tabular}}{{{sides}}}", "\\toprule", rows[0], "\\midrule", *rows[1:], "\\bottomrule"]
+    return "\n".join([*lines, "\\end{tabular}"])
 
 
 def rows_of_runs(groups: list[Group], args: Args) -> list[dict[str, Any]]:
@@ -1176,9 +1173,8 @@ def draw_threshold(groups: list[Group], args: Args) -> Figure:
         axes.set_xlim(left=0)
         axes.set_xlabel(label)
     texts = [f"{as_label(f'{environment} {group.name}', 30)}\n" for group, environment in rows]
-    labels = [
-        f"{text}{np.isfinite(own[:, 0]).sum()} of {len(own)} runs" for text, own in zip(texts, reached, strict=True)
-    ]
+    shares = [f"{np.isfinite(own[:, 0]).sum()} of {len(own)} runs" for own in reached]
+    labels = [text + share for text, share in zip(texts, shares, strict=True)]
     figure.axes[0].set_yticks(range(len(rows)), labels)
     figure.axes[0].set_ylim(len(rows) - 0.5, -0.5)
     return figure
@@ -1196,8 +1192,7 @@ def draw_improvement(verdicts: list[Verdict], args: Args) -> Figure:
             axes.plot(verdict.interval, [i, i], color=COLOURS[0], linewidth=5, alpha=0.4, solid_capstyle="butt")
         axes.plot([verdict.probability], [i], "o" if verdict.adjusted <= LEVEL else "x", color="black")
     axes.set_yticks(range(len(verdicts)), labels)
-    axes.set_ylim(len(verdicts) - 0.5, -0.5)
-    axes.set_xlim(-0.02, 1.02)
+    axes.set(xlim=(-0.02, 1.02), ylim=(len(verdicts) - 0.5, -0.5))
     axes.set_xlabel("probability that a run scores higher, 95 % interval; o: the test finds a difference, x: none")
     return figure
 
@@ -1206,8 +1201,7 @@ def draw_aggregates(groups: list[Group], args: Args) -> Figure:
     """Returns performance profiles and sample efficiency over all environments, with pointwise 95 % intervals."""
     figure, (profile, efficiency) = panels(args, ["performance profile", "sample efficiency"])
     of_all = [normalised(group, lambda runs: final_scores(runs, args), args) for group in groups]
-    highest = max(float(np.max(column)) for columns in of_all for column in columns)
-    levels = np.linspace(0, max(1.0, highest), 101)
+    levels = np.linspace(0, max(1.0, *(float(column.max()) for columns in of_all for column in columns)), 101)
     unit, label_x = x_unit(args.x, max(float(run.curve.x(args.x)[-1]) for group in groups for run in group.runs))
     for i, (group, columns) in enumerate(zip(groups, of_all, strict=True)):
         label = f"{group.name} ({len(group.environments)} environments, {len(group.runs)} runs)"
@@ -1238,9 +1232,7 @@ def write_pictures(groups: list[Group], verdicts: list[Verdict], args: Args) -> 
 
 
 # ----- Command line -----
-def write_tables(
-    path: Path, tables: dict[str, tuple[list[dict[str, Any]], list[list[str]]]], below: list[str]
-) -> list[Path]:
+def write_tables(path: Path, tables: dict[str, tuple[list[dict], list[list[str]]]], below: list[str]) -> list[Path]:
     """Writes tables, given as rows and as shown, to one file; as CSV with all digits to one for each."""
     if path.suffix == ".csv":
         written = [path.with_name(f"{path.stem}{suffix}.csv") for suffix in tables]
@@ -1262,14 +1254,12 @@ def report(args: Args) -> None:
     """Reads, groups, prints the table and what it means, and writes what was asked for."""
     if args.out and args.out.suffix not in (".csv", ".md", ".tex"):
         raise UsageError(f"--out {args.out}: the name must end in .csv, .md or .tex")
-    # Before anything is read.
     for flag, path in (("out", args.out and args.out.parent), ("pictures", args.pictures)):
         try:
             os.makedirs(path or ".", exist_ok=True)
         except OSError as error:
-            raise UsageError(
-                f"--{flag} {getattr(args, flag)}: no folder that can be written to ({error.strerror})"
-            ) from error
+            problem = f"no folder that can be written to ({error.strerror})"
+            raise UsageError(f"--{flag} {getattr(args, flag)}: {problem}") from error
     runs = read_runs(args)
     keys = list(args.group_by) or [key for key in differing_keys(runs) if key != "env_id" or not args.normalise]
     groups = group_runs(runs, keys)
@@ -1278,16 +1268,14 @@ def report(args: Args) -> None:
     if args.normalise:
         tables["_all"] = aggregate(groups, args)
     verdicts = compare(groups, args)
-    tested = sum(verdict.p is not None for verdict in verdicts)
     points = " or ".join(sorted({run.smoothing for run in runs}))
     counted = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, grouped by {', '.join(keys)}"
     below = [f"{counted}; metric: {args.metric}, points are {points}."]
-    if tested:
+    if tested := sum(verdict.p is not None for verdict in verdicts):
         correction = f", p after Holm's correction over {tested} pairs" if tested > 1 else ""
         below.append(f"Verdicts: exact two-sided Mann-Whitney test at {LEVEL:.0%}{correction}.")
     below += [verdict.sentence() for verdict in verdicts] + [f"note: {line}" for line in notes(groups)]
-    # A name may hold line breaks.
-    below = [" ".join(line.split()) for line in below]
+    below = [" ".join(line.split()) for line in below]  # a name may hold line breaks
     print("\n\n".join([*(markdown_table(lines) for _, lines in tables.values() if lines), "\n".join(below)]))
     written = write_tables(args.out, tables, below) if args.out else []
     written += write_pictures(groups, verdicts, args) if args.pictures else []
