@@ -368,8 +368,9 @@ Evaluation = dict[str, np.ndarray]
 
 def finished_episodes(infos: dict[str, Any]) -> Iterator[tuple[int, dict[str, float]]]:
     """Yields the environment, and "return", "length" and measures of each whole episode that ended in this step."""
-    for i in np.flatnonzero(infos.get("_whole_episode", [])):
-        yield int(i), dict(infos["whole_episode"][i])
+    for i, episode in enumerate(infos.get("whole_episode", [])):
+        if episode is not None:
+            yield i, dict(episode)
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:

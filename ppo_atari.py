@@ -147,8 +147,8 @@ def is_atari(spec: EnvSpec) -> bool:
 class NativeAtariEnv(AtariVectorEnv):
     """ale-py's C++ vector environment, where a lost life counts as termination and rewards are their signs.
 
-    Games go on after a lost life. `infos["whole_episode"]` has the true score of a whole game and its length in agent
-    steps, where the mask `_whole_episode` is set, as gymnasium's environments have it.
+    Games go on after a lost life. `infos["whole_episode"]` has the true score and the length in agent steps of each
+    whole game that ended, None elsewhere, as gymnasium's environments have it.
     """
 
     def __init__(self, spec: EnvSpec, num_envs: int, num_threads: int) -> None:
@@ -180,8 +180,8 @@ class NativeAtariEnv(AtariVectorEnv):
         if "final_obs" in infos:
             # Of a lost life ale-py's is uninitialised memory; the game goes on from obs.
             infos["final_obs"] = np.where(game_over[:, None, None, None], infos["final_obs"], obs)
-        infos["_whole_episode"] = game_over
-        infos["whole_episode"] = [{"return": x, "length": y} for x, y in zip(scores, lengths, strict=True)]
+        games = zip(scores, lengths, game_over, strict=True)
+        infos["whole_episode"] = [{"return": x, "length": y} if over else None for x, y, over in games]
         self.scores, self.lengths = np.where(game_over, 0, scores), np.where(game_over, 0, lengths)
         return obs, np.sign(reward), termination, truncation, infos
 
@@ -410,8 +410,9 @@ Evaluation = dict[str, np.ndarray]
 
 def finished_episodes(infos: dict[str, Any]) -> Iterator[tuple[int, dict[str, float]]]:
     """Yields the environment, and "return", "length" and measures of each whole episode that ended in this step."""
-    for i in np.flatnonzero(infos.get("_whole_episode", [])):
-        yield int(i), dict(infos["whole_episode"][i])
+    for i, episode in enumerate(infos.get("whole_episode", [])):
+        if episode is not None:
+            yield i, dict(episode)
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:

@@ -600,8 +600,7 @@ def test_finished_episodes_are_each_reported_once():
 def test_finished_episodes_of_some_environments_only():
     whole = np.array([None, None])
     whole[1] = (("return", 7.5), ("length", 12), ("x", 2.5))
-    infos = {"whole_episode": whole, "_whole_episode": np.array([False, True])}
-    assert list(ppo_atari.finished_episodes(infos)) == [(1, {"return": 7.5, "length": 12, "x": 2.5})]
+    assert list(ppo_atari.finished_episodes({"whole_episode": whole})) == [(1, {"return": 7.5, "length": 12, "x": 2.5})]
     assert list(ppo_atari.finished_episodes({})) == []
 
 
