@@ -1,4 +1,4 @@
-"""Compares scripts on one environment over several seeds: CSV files, a PNG file and a Markdown table of their runs.
+"""Compares scripts on one environment over several seeds: CSV files and a Markdown table of their runs.
 
 Run:    python benchmarks/export_seeds.py runs/RUN1 runs/RUN2 runs/RUN3 --out benchmarks/Pendulum-v1
 Reads all TensorBoard event files of each folder. A resumed run goes on from the step of a checkpoint; what had been
@@ -8,13 +8,10 @@ CSV:    OUT/SCRIPT__ENV.csv for each script: seed,tag,step,wall_time,value; valu
         charts/episodic_return, are thinned by averaging: 200 bins of equal width cover the steps of the run, from 0 to
         the last step that was logged; a row is the mean of the episodes that ended in a bin, at the bin's end step and
         at the time of its last episode. A bin without episodes has no row: nothing is extrapolated.
-PNG:    OUT/SCRIPT__SCRIPT__ENV.png: for each script the mean over its seeds of the binned return, and around it one
-        standard deviation over seeds (ddof 1; a single seed has none). Both are taken at the end steps of all bins of
-        the script's seeds, from the first step to the last where every seed has data; between its bins a seed is
-        interpolated linearly.
 Table:  on standard output. A seed's last training mean is that of its last 100 episodes, or of all if there are fewer.
         Wall time runs from a run's first event to its last scalar, with evaluations, and with pauses before it was
         resumed.
+Pictures: python compare_runs.py OUT/SCRIPT__ENV.csv --pictures FOLDER
 """
 
 import csv
@@ -24,14 +21,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator, ScalarEvent
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 EPISODES = "charts/episodic_return"
 COMPLETE = ("eval/return_mean", "eval/return_std")
@@ -39,9 +33,6 @@ COMPLETE = ("eval/return_mean", "eval/return_std")
 NUM_BINS = 200
 MEAN_OVER = 100
 """episodes in the last training mean"""
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
-"""Okabe and Ito's, which colour-blind people tell apart; the first two differ in brightness, too"""
-LINE_STYLES = ("-", "--", "-.", ":")
 
 
 class UsageError(Exception):
@@ -50,7 +41,7 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class Args:
-    """Compares scripts on one environment over several seeds: CSV files, a PNG file and a Markdown table."""
+    """Compares scripts on one environment over several seeds: CSV files and a Markdown table."""
 
     run_folders: Annotated[
         tyro.conf.Positional[tuple[Path, ...]],
@@ -159,20 +150,6 @@ def binned(points: list[ScalarEvent], last_step: int) -> list[ScalarEvent]:
     return means
 
 
-def mean_over_seeds(curves: list[list[ScalarEvent]]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Returns (n,) steps where every curve has data, the mean and the standard deviation there, None for one curve.
-
-    The steps are those of all curves; n is 0 if the curves have no range in common.
-    """
-    steps = [[point.step for point in curve] for curve in curves]
-    grid = np.unique(np.concatenate(steps))
-    grid = grid[(grid >= max(own[0] for own in steps)) & (grid <= min(own[-1] for own in steps))]
-    values = np.stack(
-        [np.interp(grid, own, [point.value for point in curve]) for own, curve in zip(steps, curves, strict=True)]
-    )
-    return grid, values.mean(0), values.std(0, ddof=1) if len(curves) > 1 else None
-
-
 # ----- Writing -----
 def write_csv(path: Path, runs: list[Run]) -> int:
     """Writes the runs of a script in long format and returns the number of rows."""
@@ -190,39 +167,6 @@ def write_csv(path: Path, runs: list[Run]) -> int:
         writer.writerow(("seed", "tag", "step", "wall_time", "value"))
         writer.writerows(rows)
     return len(rows)
-
-
-def draw(scripts: dict[str, list[Run]], env_id: str) -> "Figure":
-    """Returns the learning curves of all scripts; dashes and brightness tell them apart without colours.
-
-    Raises:
-        UsageError: the seeds of a script have no range of steps in common.
-        ModuleNotFoundError: matplotlib is not installed.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    last_step = max(run.last_step for runs in scripts.values() for run in runs)
-    unit, unit_name = (1e6, "millions") if last_step >= 1e6 else (1e3, "thousands")
-    for i, (script, runs) in enumerate(scripts.items()):
-        steps, mean, std = mean_over_seeds([binned(run.scalars[EPISODES], run.last_step) for run in runs])
-        if not len(steps):
-            raise UsageError(f"{script}: there is no step at which all of its {len(runs)} seeds have episodes")
-        # The numbers of colours and of line styles have no common factor, so 28 scripts look different.
-        colour, line_style = COLOURS[i % len(COLOURS)], LINE_STYLES[i % len(LINE_STYLES)]
-        label = f"{script}, 1 seed" if std is None else f"{script}, mean of {len(runs)} seeds +- 1 standard deviation"
-        # A single point has no line.
-        marker = "o" if len(steps) == 1 else ""
-        axes.plot(steps / unit, mean, color=colour, linestyle=line_style, marker=marker, linewidth=1.8, label=label)
-        if std is not None:
-            axes.fill_between(steps / unit, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
-    axes.set_xlabel(f"environment steps, {unit_name}")
-    axes.set_ylabel("return of an episode in training")
-    axes.set_title(env_id)
-    axes.grid(color="0.92")
-    axes.legend(loc="best")
-    return figure
 
 
 def table(scripts: dict[str, list[Run]]) -> str:
@@ -251,25 +195,17 @@ def table(scripts: dict[str, list[Run]]) -> str:
 
 
 def main() -> None:
-    """Runs the command line: status 0 when done, 2 when the arguments are wrong or matplotlib is missing."""
+    """Runs the command line: status 0 when done, 2 when the arguments are wrong."""
     args = tyro.cli(Args)
     try:
         scripts = read_runs(args.run_folders)
         env_id = next(iter(scripts.values()))[0].env_id
         file_env_id = env_id.replace("/", "-").replace(":", "-")
-        # Drawn first: nothing is written if the runs do not fit together.
-        figure = draw(scripts, env_id)
         args.out.mkdir(parents=True, exist_ok=True)
         written = []
         for script, runs in scripts.items():
             csv_path = args.out / f"{script}__{file_env_id}.csv"
             written.append(f"{csv_path}: {write_csv(csv_path, runs)} rows")
-        png_path = args.out / f"{'__'.join(scripts)}__{file_env_id}.png"
-        figure.savefig(png_path, dpi=120)
-        written.append(f"{png_path}: learning curves")
-    except ModuleNotFoundError as error:
-        print(f"error: the plot needs a package that only benchmarks/ uses: pip install {error.name}", file=sys.stderr)
-        sys.exit(2)
     except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,12 +1,10 @@
 """benchmarks/export_seeds.py, against numbers worked out by hand, and export_agent.py."""
 
-import importlib.util
 import json
 import sys
 import time
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 from conftest import ROOT
@@ -20,9 +18,6 @@ import export_seeds
 
 EPISODES = "charts/episodic_return"
 START = 1000.0
-needs_matplotlib = pytest.mark.skipif(
-    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed; only benchmarks/ uses it"
-)
 
 
 def write_events(folder, points, start=START, purge_step=None):
@@ -94,34 +89,6 @@ def test_a_run_of_one_episode_each_step_fills_all_bins():
     assert [point.value for point in means] == [2 * i + 1.5 for i in range(200)]
 
 
-# ----- Seeds -----
-def test_the_mean_is_taken_where_all_seeds_have_data():
-    """At 4 and 6 alone: 20 and 30 for the first (20 interpolated), 0 and 20 for the second; deviations 20 and 10."""
-    steps, mean, std = export_seeds.mean_over_seeds([curve((2, 10), (6, 30)), curve((4, 0), (8, 40))])
-    assert steps.tolist() == [4, 6]
-    assert mean.tolist() == [10, 25]
-    # Of two numbers with ddof 1: their distance / sqrt(2).
-    assert std == pytest.approx([14.142136, 7.071068])
-
-
-def test_steps_of_all_seeds_make_the_grid():
-    """Outside 2 to 10, where the second ends, nothing; 4 and 8 of the one are interpolated in the other."""
-    steps, mean, std = export_seeds.mean_over_seeds([curve((1, 0), (4, 6), (12, 22)), curve((2, 0), (8, 12), (10, 4))])
-    assert steps.tolist() == [2, 4, 8, 10]
-    assert mean == pytest.approx([(2 + 0) / 2, (6 + 4) / 2, (14 + 12) / 2, (18 + 4) / 2])
-    assert std == pytest.approx(np.array([2, 2, 2, 14]) / np.sqrt(2))
-
-
-def test_one_seed_has_no_deviation():
-    steps, mean, std = export_seeds.mean_over_seeds([curve((2, 10), (6, 30))])
-    assert (steps.tolist(), mean.tolist(), std) == ([2, 6], [10, 30], None)
-
-
-def test_seeds_without_a_common_range_have_no_mean():
-    steps, mean, std = export_seeds.mean_over_seeds([curve((2, 10), (4, 30)), curve((6, 0), (8, 40))])
-    assert (len(steps), len(mean), len(std)) == (0, 0, 0)
-
-
 # ----- Reading -----
 def test_runs_are_ordered_by_script_and_seed(tmp_path):
     ids = [("b", 2), ("a", 10), ("b", 1), ("a", 9)]
@@ -185,40 +152,6 @@ def test_table(tmp_path):
     )
 
 
-@needs_matplotlib
-def test_the_drawing_shows_means_and_bands(tmp_path):
-    """The seeds of a are those of `test_the_mean_is_taken_where_all_seeds_have_data`; b has one seed, so no band."""
-    folders = [
-        write_run(tmp_path / "b", episodes((2, 1), (400, 2)), script="b"),
-        write_run(tmp_path / "a1", episodes((2, 10), (6, 30)), script="a", seed=1),
-        write_run(tmp_path / "a2", episodes((4, 0), (8, 40)), script="a", seed=2),
-    ]
-    (axes,) = export_seeds.draw(export_seeds.read_runs(tuple(folders)), "Env-v0").axes
-    a, b = axes.get_lines()
-    assert (a.get_xdata().tolist(), a.get_ydata().tolist()) == ([0.004, 0.006], [10, 25])
-    assert (b.get_xdata().tolist(), b.get_ydata().tolist()) == ([0.002, 0.4], [1, 2])
-    (band,) = axes.collections
-    corners = {tuple(corner) for corner in band.get_paths()[0].vertices.round(3).tolist()}
-    assert corners == {(0.004, -4.142), (0.004, 24.142), (0.006, 17.929), (0.006, 32.071)}
-    assert a.get_linestyle() != b.get_linestyle()
-    assert a.get_color() != b.get_color()
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["a, mean of 2 seeds +- 1 standard deviation", "b, 1 seed"]
-    assert axes.get_title() == "Env-v0"
-    assert axes.get_xlabel() == "environment steps, thousands"
-    assert axes.get_ylabel() == "return of an episode in training"
-
-
-@needs_matplotlib
-def test_many_steps_are_drawn_in_millions(tmp_path):
-    """Two bins of 10,000 steps, the first and the last."""
-    folder = write_run(tmp_path / "run", episodes((1, 3), (1_999_999, 4), last_step=2_000_000))
-    (axes,) = export_seeds.draw(export_seeds.read_runs((folder,)), "Env-v0").axes
-    assert axes.get_xlabel() == "environment steps, millions"
-    assert axes.get_lines()[0].get_xdata().tolist() == [0.01, 2]
-
-
-@needs_matplotlib
 def test_the_command_line_writes_files_and_prints_the_table(tmp_path, monkeypatch, capsys):
     folders = [
         write_run(tmp_path / script, episodes((2, 10), (6, 30)), script=script, env_id="my.games:ALE/Pong-v5")
@@ -226,18 +159,12 @@ def test_the_command_line_writes_files_and_prints_the_table(tmp_path, monkeypatc
     ]
     out = tmp_path / "new" / "folder"
     run_main(monkeypatch, *folders, "--out", out)
-    names = [f"ppo_x{end}" for end in ("__my.games-ALE-Pong-v5.csv", "__rpo_x__my.games-ALE-Pong-v5.png")]
-    names.append("rpo_x__my.games-ALE-Pong-v5.csv")
+    names = [f"{script}__my.games-ALE-Pong-v5.csv" for script in ("ppo_x", "rpo_x")]
     assert sorted(path.name for path in out.iterdir()) == names
-    assert (out / names[1]).read_bytes().startswith(b"\x89PNG")
     assert len((out / names[0]).read_text().splitlines()) == 3
     captured = capsys.readouterr()
     assert captured.out == f"{TABLE_HEAD}| `ppo_x` | 1 | 400 | 20.0 | 1.0 |\n| `rpo_x` | 1 | 400 | 20.0 | 1.0 |\n"
-    assert captured.err.splitlines() == [
-        f"{out / names[0]}: 2 rows",
-        f"{out / names[2]}: 2 rows",
-        f"{out / names[1]}: learning curves",
-    ]
+    assert captured.err.splitlines() == [f"{out / name}: 2 rows" for name in names]
 
 
 # ----- Errors -----
@@ -310,35 +237,6 @@ def test_no_run_at_all_is_refused(tmp_path, monkeypatch, capsys):
     assert "RUN_FOLDER: at least one is needed" in refused(monkeypatch, capsys, "--out", tmp_path / "out")
 
 
-class WithoutMatplotlib:
-    """A finder that lets the import fail as where the package is not installed."""
-
-    def find_spec(self, name, path=None, target=None):
-        if name == "matplotlib":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-def test_missing_matplotlib_is_named_with_its_install_command(tmp_path, monkeypatch, capsys):
-    folder = write_run(tmp_path / "run", episodes((2, 1)))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [WithoutMatplotlib(), *sys.meta_path])
-    assert refused(monkeypatch, capsys, folder, "--out", tmp_path / "out") == (
-        "error: the plot needs a package that only benchmarks/ uses: pip install matplotlib\n"
-    )
-
-
-@needs_matplotlib
-def test_seeds_without_a_common_range_are_refused(tmp_path, monkeypatch, capsys):
-    one = write_run(tmp_path / "one", episodes((2, 1)), seed=1)
-    other = write_run(tmp_path / "other", episodes((6, 1)), seed=2)
-    assert refused(monkeypatch, capsys, one, other, "--out", tmp_path / "out") == (
-        "error: ppo_x: there is no step at which all of its 2 seeds have episodes\n"
-    )
-    assert not (tmp_path / "out").exists()
-
-
-@needs_matplotlib
 def test_a_file_in_the_way_is_refused(tmp_path, monkeypatch, capsys):
     folder = write_run(tmp_path / "run", episodes((2, 1)))
     (tmp_path / "out").write_text("in the way")
