@@ -53,11 +53,10 @@ EPISODES = "charts/episodic_return"
 RETURNS = {
     EPISODES: 1,  # these scripts, CleanRL
     "rollout/ep_rew_mean": 100,  # Stable-Baselines3
-    "env_runners/episode_return_mean": 100,  # RLlib: progress.csv, new and old, then event files
-    "episode_reward_mean": 100,
-    "ray/tune/env_runners/episode_return_mean": 100,
+    "episode_reward_mean": 100,  # RLlib, old
     "ray/tune/episode_reward_mean": 100,
-    "Reward / Total reward (mean)": 100,  # skrl
+    **dict.fromkeys(("env_runners/episode_return_mean", "ray/tune/env_runners/episode_return_mean")),  # RLlib, new
+    "Reward / Total reward (mean)": None,  # skrl, whose steps are those of the vector environment
     **dict.fromkeys(("training/returns_stat/mean", "train/returns_stat/mean", "train/reward")),  # tianshou
     "train/episode_reward": None,  # torchrl, which has train/reward too
 }
@@ -66,7 +65,7 @@ EVALUATIONS = (
     *("eval/episode_reward", "evaluation/env_runners/episode_return_mean"),
 )
 # Of means, the tags with the mean length of the same episodes, which tell from which step on there are as many.
-LENGTHS = {tag: re.sub("(rew|return|reward)_mean$", "len_mean", tag) for tag in RETURNS if (RETURNS[tag] or 0) > 1}
+LENGTHS = {tag: re.sub("(rew|reward)_mean$", "len_mean", tag) for tag in RETURNS if (RETURNS[tag] or 0) > 1}
 METRICS = {"return": tuple(RETURNS), "eval": EVALUATIONS}  # of each run the first tag that it has is taken
 # Columns with steps: Stable-Baselines3, RLlib new and old, synced TensorBoard, Weights & Biases' own count (two).
 STEPS = ("time/total_timesteps", "num_env_steps_sampled_lifetime", "timesteps_total", "global_step", "_step", "Step")
@@ -89,7 +88,7 @@ LAYOUTS = (
     rf"(?P<exp_name>[A-Z]\w+?)_{ENV_ID}_\w+_(?P<seed>\d{{5}})_\d+[^/]*$",  # RLlib: PPO_CartPole-v1_1a2b3_00000_0_2024
     rf"(?P<exp_name>[^/_]+)_(?:[^/_]+_)*{ENV_ID}_[0-9a-f]{{8}}_[\d_-]+$",  # torchrl
     r"/\d\d-\d\d-\d\d_[\d-]+_(?P<exp_name>[^/]+)$",  # skrl: 26-11-29_04-00-41-993384_PPO
-    r"(?P<exp_name>[^/]+)/seed[_=-]?(?P<seed>\d+)$",
+    rf"(?:{ENV_ID}/)?(?P<exp_name>[^/]+?)(?:_\d{{8}}-\d{{6}})?/(?:exp_)?seed[_=-]?(?P<seed>\d+)$",  # tianshou, ...
     r"(?P<exp_name>[^/]*[A-Za-z][^/]*)_(?P<seed>\d+)$",  # Stable-Baselines3: PPO_1, the environment is not told
 )
 LOG_NAME = re.compile(r"tfevents|^progress\.csv$|^evaluations\.npz$|monitor\.csv$")  # such a file makes a run's folder
@@ -239,7 +238,8 @@ class EventFile:
         # Steps, wall times and values of each tag.
         self.points = defaultdict(lambda: (array("q"), array("d"), array("d")))
         names = "|".join(map(re.escape, (*tags, HYPERPARAMETERS))) if tags else ""
-        is_wanted = re.compile(names.encode()).search
+        # In an event a name stands behind the number of its field and its length, of one byte or two.
+        is_wanted = re.compile(b"\n..?(?:" + names.encode() + b")", re.DOTALL).search
         record, problem = b"", ""
         try:
             for record in records(path):
@@ -266,9 +266,10 @@ class EventFile:
             self.resumes_at = event.step
         for value in event.summary.value:
             if (value.tag in tags or not tags) and value.HasField("simple_value"):
-                new = event.step, event.wall_time, value.simple_value
-                for column, number in zip(self.points[value.tag], new, strict=True):
-                    column.append(number)
+                steps, times, values = self.points[value.tag]
+                steps.append(event.step)
+                times.append(event.wall_time)
+                values.append(value.simple_value)
             elif value.tag == HYPERPARAMETERS and value.tensor.string_val:
                 text = value.tensor.string_val[0].decode(errors="replace")
                 rows = re.findall(r"^\|([^|\n]+)\|(.*)\|$", text, re.MULTILINE)
@@ -302,7 +303,7 @@ def keys_of(path: Path) -> dict[str, str]:
     *_, folder, name = ["", *whole.split("/")]
     keys = {"env_id": UNKNOWN, "exp_name": name, "seed": UNKNOWN, "folder": folder}
     found = next((match for layout in LAYOUTS if (match := re.search(layout, whole))), None)
-    return keys | (found.groupdict() if found else {})
+    return keys | {key: value for key, value in (found.groupdict() if found else {}).items() if value}
 
 
 def files_beside(folder: Path) -> tuple[dict[str, str], dict[str, str]]:

@@ -234,7 +234,8 @@ def test_damaged_event(tmp_path, capsys):
     path = event_file(write_run(tmp_path / "run", constant(1.0)))
     data = path.read_bytes()
     at = data.index(EPISODES.encode())
-    path.write_bytes(data[: at - 4] + b"\xff" * 4 + data[at:])
+    end = at + len(EPISODES)
+    path.write_bytes(data[:end] + b"\xff" * 4 + data[end + 4 :])
     assert compare_runs.EventFile(path, (EPISODES,)).points == {}
     assert capsys.readouterr().err == f"note: {path} is damaged; what is before counts\n"
 
@@ -506,7 +507,8 @@ def test_progress_of_rllib(tmp_path):
     (run,) = read(tmp_path)
     assert points_of(run) == [(2000, 3.0, 20.5)]
     assert [run.keys[key] for key in ("env_id", "exp_name", "seed", "lr")] == ["CartPole-v1", "PPO", "00004", "0.1"]
-    assert run.smoothing == "means of 100 episodes"
+    # Of the episodes of an iteration, however many.
+    assert run.smoothing == "points of env_runners/episode_return_mean"
 
 
 def test_download_of_tensorboard(tmp_path):
