@@ -53,8 +53,7 @@ EPISODES = "charts/episodic_return"
 RETURNS = {
     EPISODES: 1,  # these scripts, CleanRL
     "rollout/ep_rew_mean": 100,  # Stable-Baselines3
-    "episode_reward_mean": 100,  # RLlib, old
-    "ray/tune/episode_reward_mean": 100,
+    **dict.fromkeys(("episode_reward_mean", "ray/tune/episode_reward_mean"), 100),  # RLlib, old
     **dict.fromkeys(("env_runners/episode_return_mean", "ray/tune/env_runners/episode_return_mean")),  # RLlib, new
     "Reward / Total reward (mean)": None,  # skrl, whose steps are those of the vector environment
     **dict.fromkeys(("training/returns_stat/mean", "train/returns_stat/mean", "train/reward")),  # tianshou
@@ -334,8 +333,7 @@ def read_source(source: Path, tags: tuple[str, ...]) -> list[Log]:
     files = [EventFile(path, tags) for path in sorted(source.glob("*tfevents*"))]
     files = [file for file in files if file.start < math.inf]
     curves = {tag: joined(files, tag) for tag in {tag: 0 for file in files for tag in file.points}}
-    if ITERATIONS in curves:
-        known = curves[ITERATIONS]
+    if known := curves.get(ITERATIONS):
         for tag, curve in curves.items():
             steps = np.interp(curve.steps, known.steps, known.values)
             curves[tag] = in_order(steps, curve.seconds, curve.values)
@@ -1241,8 +1239,7 @@ def write_tables(path: Path, tables: dict[str, tuple[list[dict], list[list[str]]
             with open(name, "w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
                 writer.writeheader()
-                for row in rows:
-                    # What there is not is empty, and never is inf.
+                for row in rows:  # what there is not is empty, and never is inf
                     writer.writerow({k: f"{v:.10g}" if isinstance(v, float) else v for k, v in row.items()})
         return written
     table, start = (markdown_table, "") if path.suffix == ".md" else (latex_table, "% ")
