@@ -94,7 +94,18 @@ class NotFinite(Small):
         return obs, self.number if self.step_count == 2 and self.where == "reward" else reward, *rest
 
 
-for entry_point in (Draws, Measures, Growing):
+class Lists(Small):
+    """Its observations are lists, which vector environments make arrays of."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return [0.5, 1.5], {}
+
+    def step(self, action):
+        return [1.0, 2.0], *super().step(action)[1:]
+
+
+for entry_point in (Draws, Measures, Growing, Lists):
     gym.register(f"{entry_point.__name__}-v0", entry_point=entry_point, disable_env_checker=True)
 SPACES = {"Int8": gym.spaces.Discrete(3, dtype=np.int8), "Start": gym.spaces.Discrete(3, start=-1)}
 SPACES["Both"] = gym.spaces.Discrete(3, start=5, dtype=np.int8)
@@ -224,3 +235,12 @@ def test_a_number_that_is_not_finite_is_told(where, number, vector):
         envs.step(np.zeros(2, int))
         with pytest.raises(FloatingPointError, match=f"{env_id} is not finite in step 2: .*{number}"):
             envs.step(np.zeros(2, int))
+
+
+def test_observations_may_be_lists():
+    with new_envs("Lists-v0", 2) as envs:
+        assert envs.reset(seed=0)[0].tolist() == [[0.5, 1.5]] * 2
+        assert envs.step(np.zeros(2, int))[0].tolist() == [[1.0, 2.0]] * 2
+        assert [episode for _, episode in script.finished_episodes(envs.step(np.zeros(2, int))[4])] == [
+            {"return": 2.0, "length": 2}
+        ] * 2
