@@ -9,6 +9,7 @@ The values stand in the files; those of event files were read by TensorBoard's E
 """
 
 import glob
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -245,6 +246,14 @@ def test_hyperparameters_and_settings():
     assert {run.keys["learning_rate"] for run in read("cleanrl/*ppo*")} == {"0.00025"}
     assert {run.keys["lr"] for run in read("rllib/ppo")} == {"5e-05"}
     assert {run.keys["n_timesteps"] for run in read("rl_zoo3/logs")} == {"3000"}
+
+
+@pytest.mark.parametrize(("pattern", "seed"), [("rllib/ppo/*seed=2*", "2"), ("rl_zoo3/logs/ppo/CartPole-v1_2", "7")])
+def test_settings_tell_what_a_renamed_folder_does_not(tmp_path, pattern, seed):
+    (folder,) = LOGS.glob(pattern)
+    shutil.copytree(folder, tmp_path / "mine")
+    (run,) = read(tmp_path)
+    assert (run.keys["env_id"], run.keys["seed"]) == (ENV, seed)
 
 
 def test_charts_of_weights_and_biases(capsys):
