@@ -100,7 +100,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#0
 LINE_STYLES, MARKERS = ("-", "--", "-.", ":"), "osv^D"
 # Letters of a paper at its text's width; those of pdf and svg stay text, which journals ask for.
 LOOK = {"font.size": 8, "legend.title_fontsize": 7, "pdf.fonttype": 42, "svg.fonttype": "none"}
-LOOK |= {"axes.grid": True, "grid.color": "0.92", "axes.axisbelow": True}
+LOOK |= {"axes.grid": True, "grid.color": "0.92", "figure.labelsize": "medium", "figure.titlesize": "medium"}
 BAND = f"Lines: medians of runs. Bands: between order statistics, 90 % sure or more from {FEW_RUNS} runs on, else all."
 
 
@@ -337,18 +337,18 @@ def read_source(source: Path, tags: tuple[str, ...]) -> list[Log]:
         for tag, curve in curves.items():
             steps = np.interp(curve.steps, known.steps, known.values)
             curves[tag] = in_order(steps, curve.seconds, curve.values)
-    for path in source.glob("scalars/**/*.csv"):
-        tag = path.relative_to(source / "scalars").with_suffix("").as_posix()
-        if tag in tags or not tags:
-            steps, values = np.loadtxt(path, delimiter=",", ndmin=2).T
-            curves[tag] = in_order(steps, np.full(len(steps), np.nan), values)
     for path in source.glob("progress.csv"):
         curves |= {tag: curve for log in read_csv(path, tags) for tag, curve in log.curves.items()}
-    for path in source.glob("evaluations.npz"):
+    for path in (*source.glob("scalars/**/*.csv"), *source.glob("evaluations.npz")):  # torchrl's, Stable-Baselines3's
         try:
-            with np.load(path) as content:
-                steps, means = content["timesteps"], content["results"].mean(1)
-                curves["eval/mean_reward"] = in_order(steps, np.full(len(steps), np.nan), means)
+            if path.suffix == ".csv":
+                tag = path.relative_to(source / "scalars").with_suffix("").as_posix()
+                lines = path.read_text(encoding="utf-8").splitlines()
+                steps, values = np.array([line.split(",") for line in lines], dtype=float).T
+            else:
+                with np.load(path) as content:
+                    tag, steps, values = "eval/mean_reward", content["timesteps"], content["results"].mean(1)
+            curves[tag] = in_order(steps, np.full(len(steps), np.nan), values)
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             warn(f"{path} is damaged")
     episodes, env_id = read_monitors(sorted(source.glob("*monitor.csv")))
@@ -966,7 +966,7 @@ def caveats(x: list[Run], y: list[Run], names: tuple[str, str]) -> list[str]:
         if len(early):
             at = " to ".join(f"{step:,}" for step in dict.fromkeys((early[0], early[-1])))
             found.append(f"{len(early)} of {len(own)} runs of {name} ended early, at {at} of {own.max():,} steps")
-    about = {key: sorted({run.about.get(key, "not told") for run in runs}) for run in runs for key in run.about}
+    about = {key: sorted({run.about[key] for run in runs if key in run.about}) for run in runs for key in run.about}
     mixed = "; ".join(f"{key} {', '.join(values)}" for key, values in about.items() if len(values) > 1)
     found += [f"the runs were not made with the same ({mixed})"] * bool(mixed)
     if any(run.keys["env_id"] == UNKNOWN for run in runs):
@@ -1148,7 +1148,7 @@ def draw_curves(groups: list[Group], args: Args) -> Figure:
                 counts = run_counts([values for _, values in own.values()])
                 draw_line(axes, x / unit, median_band(values), style(i), f"{name} ({counts})")
     smoothings = sorted({run.smoothing for group in groups for run in group.runs})
-    figure.supylabel(as_label(f"{args.metric}: {' or '.join(smoothings)}"), fontsize="medium")
+    figure.supylabel(as_label(f"{args.metric}: {' or '.join(smoothings)}"))
     legend_below(figure, BAND)
     return figure
 
@@ -1157,15 +1157,14 @@ def draw_threshold(groups: list[Group], args: Args) -> Figure:
     """Returns steps and wall time to the threshold: a mark for each run that reached it, a bar at the median of all."""
     rows = [(group, environment) for group in groups for environment in group.environments]
     figure = Figure((args.width, 1 + 0.45 * len(rows)), layout="constrained")
-    figure.suptitle(f"first reaching {args.threshold:g}", fontsize="medium")
+    figure.suptitle(f"first reaching {args.threshold:g}")
     names = list(dict.fromkeys(group.name for group in groups))
     reached = [np.array([first_reach(run, args.threshold) for run in group.of(env)]) for group, env in rows]
     for column, (axis, axes) in enumerate(zip(("step", "time"), figure.subplots(1, 2, sharey=True), strict=True)):
         found = [own[:, column] for own in reached]
         unit, label = x_unit(axis, max((x for own in found for x in own if x < math.inf), default=0))
         for i, (own, (group, _)) in enumerate(zip(found, rows, strict=True)):
-            look = style(names.index(group.name))
-            finite = own[np.isfinite(own)]
+            look, finite = style(names.index(group.name)), own[np.isfinite(own)]
             axes.plot(finite / unit, [i] * len(finite), look["marker"], color=look["color"], markerfacecolor="none")
             if np.median(own) < math.inf:
                 axes.plot([np.median(own) / unit] * 2, [i - 0.3, i + 0.3], color="black", linewidth=2)
@@ -1192,7 +1191,8 @@ def draw_improvement(verdicts: list[Verdict], args: Args) -> Figure:
         axes.plot([verdict.probability], [i], "o" if verdict.adjusted <= LEVEL else "x", color="black")
     axes.set_yticks(range(len(verdicts)), labels)
     axes.set(xlim=(-0.02, 1.02), ylim=(len(verdicts) - 0.5, -0.5))
-    axes.set_xlabel("probability that a run scores higher, 95 % interval; o: the test finds a difference, x: none")
+    text = "probability that a run scores higher, 95 % interval; dot: the test finds a difference, cross: none"
+    figure.supxlabel(as_label(text, int(13 * args.width)))
     return figure
 
 

@@ -1048,6 +1048,23 @@ def test_mixed_machines_and_versions_are_told(tmp_path):
         (folder / "args.json").write_text(json.dumps(content))
     (verdict,) = compare_runs.compare(compare_runs.group_runs(read(tmp_path), ["exp_name"]), DEFAULTS)
     assert verdict.caveats == ["the runs were not made with the same (device cpu, cuda)"]
+    # Nothing is told of a third run, so nothing is said.
+    write_events(tmp_path / "Env-v0__other__1__1", constant(1.0))
+    verdicts = compare_runs.compare(compare_runs.group_runs(read(tmp_path), ["exp_name"]), DEFAULTS)
+    assert [len(verdict.caveats) for verdict in verdicts] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["evaluations.npz", "0.monitor.csv", "progress.csv", "scalars/eval/reward.csv"])
+@pytest.mark.parametrize("content", ["", "no,table\n1", '#{"t_start": 1}\nr,l\n1,2\n'])
+def test_damaged_files_of_other_programs(tmp_path, capsys, name, content):
+    """They are named, and what else is in the folder is used."""
+    folder = write_events(tmp_path / "PPO_1", [(1, 1.0, 2.0, "rollout/ep_rew_mean")])
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    (run,) = read(tmp_path)
+    assert points_of(run) == [(1, 1.0, 2.0)]
+    assert f"note: {path} " in capsys.readouterr().err
 
 
 def test_a_seed_twice():
