@@ -85,7 +85,7 @@ LAYOUTS = (
     rf"{ENV_ID}/(?P<exp_name>[^/]+)_(?P<seed>\d+)$",  # the zoo's event files: CartPole-v1/PPO_1
     rf"{ENV_ID}/(?P<exp_name>[^/]+)/(?P<seed>\d+)/[^/]+$",  # tianshou: CartPole-v1/ppo/0/240131-120000
     rf"(?P<exp_name>[A-Z]\w+?)_{ENV_ID}_\w+_(?P<seed>\d{{5}})_\d+[^/]*$",  # RLlib: PPO_CartPole-v1_1a2b3_00000_0_2024
-    rf"(?P<exp_name>[^/_]+)_(?:[^/_]+_)*{ENV_ID}_[0-9a-f]{{8}}_[\d_-]+$",  # torchrl
+    rf"(?P<exp_name>[^/]+)_{ENV_ID}_[0-9a-f]{{8}}_[\d_-]+$",  # torchrl
     r"/\d\d-\d\d-\d\d_[\d-]+_(?P<exp_name>[^/]+)$",  # skrl: 26-11-29_04-00-41-993384_PPO
     rf"(?:{ENV_ID}/)?(?P<exp_name>[^/]+?)(?:_\d{{8}}-\d{{6}})?/(?:exp_)?seed[_=-]?(?P<seed>\d+)$",  # tianshou, ...
     r"(?P<exp_name>[^/]*[A-Za-z][^/]*)_(?P<seed>\d+)$",  # Stable-Baselines3: PPO_1, the environment is not told

@@ -111,13 +111,13 @@ RUNS = {
     # The step of its event files is the iteration.
     ("rllib/dqn", "return"): [(ENV, "DQN", "00000", 1, (1000, 23.5), (1000, 23.5))],
     ("torchrl/outputs/*/03*", "return"): [
-        (ENV, "DQN", UNKNOWN, 15, (200, 19.44444465637207), (3000, 9.428571701049805))
+        (ENV, "DQN_CartPole", UNKNOWN, 15, (200, 19.44444465637207), (3000, 9.428571701049805))
     ],
-    ("torchrl/outputs/*/03*", "eval"): [(ENV, "DQN", UNKNOWN, 2, (1200, 9.0), (2200, 9.0))],
+    ("torchrl/outputs/*/03*", "eval"): [(ENV, "DQN_CartPole", UNKNOWN, 2, (1200, 9.0), (2200, 9.0))],
     # Its own CSV logger: scalars/TAG.csv without a header.
-    ("torchrl/outputs/*/04*", "return"): [(ENV, "DQN", UNKNOWN, 15, (200, 24.625), (3000, 9.571428298950195))],
+    ("torchrl/outputs/*/04*", "return"): [(ENV, "DQN_CartPole", UNKNOWN, 15, (200, 24.625), (3000, 9.571428298950195))],
     ("torchrl/outputs/*/04*", "eval"): [
-        (ENV, "DQN", UNKNOWN, 2, (1200, 10.333333015441895), (2200, 9.333333015441895))
+        (ENV, "DQN_CartPole", UNKNOWN, 2, (1200, 10.333333015441895), (2200, 9.333333015441895))
     ],
 }
 
@@ -155,7 +155,7 @@ def test_runs_of_each_program(pattern, metric):
         ("tianshou", {"PPOExperiment": 2, "dqn": 2}),
         ("skrl", {"DQN": 1, "PPO": 2}),
         ("rllib/ppo", {"PPO": 2}),
-        ("torchrl", {"DQN": 2}),
+        ("torchrl", {"DQN_CartPole": 2}),
     ],
 )
 def test_seeds_form_a_group_and_algorithms_do_not(pattern, sizes):
