@@ -371,7 +371,7 @@ def compute_gae(
 
 
 def quality(evaluation: dict[str, np.ndarray]) -> list[float]:
-    """Returns the score by which `best.pt` is chosen, a list: the first numbers that differ decide."""
+    """Returns by what `best.pt` is chosen: of two such lists, the first numbers that differ decide."""
     return [float(evaluation["return"].mean())]
 
 
@@ -477,16 +477,15 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: PLR0915 (one story, 
         envs = cleanup.enter_context(closing_envs(make_envs(args, args.num_envs)))
         agent = Agent(args, envs).to(device)
         # TensorFlow's RMSprop, with which the published results were made: squares start at 1 and epsilon stands inside
-        # the root. With torch's own, whose squares start at 0, the first updates are ten times as long.
+        # the root. With torch's own, whose squares start at 0, the first step moves each weight by ten rates.
         optimizer = RMSpropTFLike(agent.parameters(), lr=args.learning_rate, alpha=0.99, eps=1e-5)
         check_memory(args.batch_size * math.prod(envs.single_observation_space.shape), device)
         num_iterations = args.total_timesteps // args.batch_size
         before = load_checkpoint(args.resume)["args"] if args.resume is not None else vars(args)
         same_batch = before["num_envs"] * before["num_steps"] == args.batch_size
         require(same_batch, "--num-envs times --num-steps, the batch, must stay what it was in a resumed run")
-        run = cleanup.enter_context(
-            Run(args, "global_step", num_iterations * args.batch_size, agent=agent, optimizer=optimizer)
-        )
+        total = num_iterations * args.batch_size
+        run = cleanup.enter_context(Run(args, "global_step", total, agent=agent, optimizer=optimizer))
         # On a GPU this mode replays CUDA graphs, which spares the launch of each kernel.
         mode = "reduce-overhead" if device.type == "cuda" else "default"
         forward = torch.compile(agent, mode=mode) if args.compile else agent

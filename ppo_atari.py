@@ -397,7 +397,7 @@ def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: f
 
 
 def quality(evaluation: dict[str, np.ndarray]) -> list[float]:
-    """Returns the score by which `best.pt` is chosen, a list: the first numbers that differ decide."""
+    """Returns by what `best.pt` is chosen: of two such lists, the first numbers that differ decide."""
     return [float(evaluation["return"].mean())]
 
 
@@ -508,9 +508,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         before = load_checkpoint(args.resume)["args"] if args.resume is not None else vars(args)
         same_batch = before["num_envs"] * before["num_steps"] == args.batch_size
         require(same_batch, "--num-envs times --num-steps, the batch, must stay what it was in a resumed run")
-        run = cleanup.enter_context(
-            Run(args, "global_step", num_iterations * args.batch_size, agent=agent, optimizer=optimizer)
-        )
+        total = num_iterations * args.batch_size
+        run = cleanup.enter_context(Run(args, "global_step", total, agent=agent, optimizer=optimizer))
         # On a GPU this mode replays CUDA graphs, which spares the launch of each kernel.
         mode = "reduce-overhead" if device.type == "cuda" else "default"
         forward = torch.compile(agent, mode=mode) if args.compile else agent

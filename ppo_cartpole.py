@@ -411,9 +411,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         before = load_checkpoint(args.resume)["args"] if args.resume is not None else vars(args)
         same_batch = before["num_envs"] * before["num_steps"] == args.batch_size
         require(same_batch, "--num-envs times --num-steps, the batch, must stay what it was in a resumed run")
-        run = cleanup.enter_context(
-            Run(args, "global_step", num_iterations * args.batch_size, agent=agent, optimizer=optimizer)
-        )
+        total = num_iterations * args.batch_size
+        run = cleanup.enter_context(Run(args, "global_step", total, agent=agent, optimizer=optimizer))
 
         # Storage of one rollout: what the networks need is on their device, the rest on the CPU, since it is small.
         obs, final_obs = torch.zeros((2, *size, obs_dim), device=device)

@@ -428,7 +428,7 @@ def minibatch_loss(agent: Agent, args: Args, minibatch: tuple[Tensor, ...]) -> t
 
 
 def quality(evaluation: dict[str, np.ndarray]) -> list[float]:
-    """Returns the score by which `best.pt` is chosen, a list: the first numbers that differ decide."""
+    """Returns by what `best.pt` is chosen: of two such lists, the first numbers that differ decide."""
     return [float(evaluation["return"].mean())]
 
 
