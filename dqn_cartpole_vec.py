@@ -31,7 +31,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -70,6 +70,7 @@ class Args:
     wandb_project_name: str = "onefile-rl"  # project on Weights & Biases
     wandb_entity: str | None = None  # team on Weights & Biases
     progress: bool = True  # show a progress bar
+    plot: bool = False  # at the end draw the returns of the episodes, and their moving average, to returns.png
 
     env_id: str = "CartPole-v1"  # any id that gymnasium.make takes, package.module:Id-v0 included
     env_kwargs: str = "{}"  # keyword arguments for gymnasium.make, a JSON object
@@ -167,13 +168,13 @@ class WholeEpisodes(gym.Wrapper):
         return obs, reward, terminated, truncated, {}
 
 
-def check_spaces(env: gym.Env, fits: bool) -> None:
+def check_spaces(env_id: str, env: gym.Env, fits: bool) -> None:
     """Raises a UsageError that says which script does unless this one fits the environment's spaces."""
     spaces = (env.observation_space, env.action_space)
     found = " and ".join(f"{type(x).__name__}{x.shape or ''} {x.dtype or ''}".strip() for x in spaces)
     scripts = "vectors want ppo_cartpole.py, with a Box of actions ppo_continuous.py, uint8 images of 36 x 36 and more"
     scripts += " with Discrete actions ppo_atari.py; envs/README.md tells how other spaces become one of these"
-    require(fits, f"--env-id {env.spec.id} has {found}, not for this script: {scripts}")
+    require(fits, f"--env-id {env_id} has {found}, not for this script: {scripts}")
 
 
 def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env]:
@@ -192,7 +193,7 @@ def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env
         # Without any time limit an evaluation might never end.
         env = gym.make(spec, **{"max_episode_steps": limit or EVAL_MAX_STEPS, **keywords})
         vectors = isinstance(env.observation_space, gym.spaces.Box) and len(env.observation_space.shape) == 1
-        check_spaces(env, fits=vectors and isinstance(env.action_space, gym.spaces.Discrete))
+        check_spaces(args.env_id, env, fits=vectors and isinstance(env.action_space, gym.spaces.Discrete))
         return WholeEpisodes(env)
 
     return thunk
@@ -373,6 +374,7 @@ def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film
 
     The random streams of training stay as they were. `film` is a folder for videos of the first three episodes.
     """
+    args = replace(args, vector="sync")  # a process for each episode would be many
     seeds, filmed = range(seed, seed + args.eval_episodes), 3 if film else 0
     streams = random.getstate(), np.random.get_state()  # noqa: NPY002 (users' environments may draw from it)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -611,6 +613,8 @@ class Run:
                 command = f"python {shlex.quote(sys.argv[0])} --resume {folder}"
                 print(f"interrupted at step {self.counters['global_step']:,}; go on with: {command}", flush=True)
             elif not kind:
+                if self.args.plot:
+                    plot_returns(self.folder)
                 print(f"run folder: {folder}\nlook at it: tensorboard --logdir {parent}", flush=True)
         if interrupted:
             raise SystemExit(128 + signals[0]) from None
@@ -656,6 +660,24 @@ class Run:
         except RuntimeError as error:  # so torch tells a full disk
             raise OSError(f"{temporary} cannot be written: {error}") from error
         os.replace(temporary, self.folder / name)
+
+
+def plot_returns(folder: Path) -> None:
+    """Draws the returns of a run's episodes, and the mean of the last 100 at each, to its `returns.png`."""
+    from matplotlib.figure import Figure
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events, tag = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload(), "charts/episodic_return"
+    points = events.Scalars(tag) if tag in events.Tags()["scalars"] else []
+    steps, returns = [point.step for point in points], [point.value for point in points]
+    averages = [np.mean(returns[max(0, end - 100) : end]) for end in range(1, len(returns) + 1)]
+    axes = Figure(figsize=(7, 4), layout="constrained").subplots()
+    axes.plot(steps, returns, ".", color="0.7", markersize=3, label="episode")
+    axes.plot(steps, averages, color="black", label="mean of the last 100")
+    axes.set(title=folder.name, xlabel="environment steps", ylabel="return")
+    axes.legend()
+    axes.figure.savefig(folder / "returns.png", dpi=150)
+    print(f"plot: {folder / 'returns.png'}")
 
 
 def checkpoint_path(path: str) -> Path:
@@ -722,7 +744,8 @@ def seed_everything(seed: int) -> None:
 def prepare(args: Args) -> torch.device:
     """Checks arguments and environment, seeds all generators, sets threads and determinism, and returns the device."""
     args.check()
-    require(not args.track or importlib.util.find_spec("wandb"), "--track: a package is missing: pip install wandb")
+    for package in ["wandb"] * args.track + ["matplotlib"] * args.plot:
+        require(importlib.util.find_spec(package), f"--track, --plot: a package is missing: pip install {package}")
     torch.set_num_threads(args.threads or min(torch.get_num_threads(), 8))
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
     mode, doing = "rgb_array" if args.capture_video else None, f"--env-id {args.env_id}: cannot be made or drawn:"

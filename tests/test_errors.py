@@ -155,7 +155,7 @@ def test_an_environment_that_does_not_fit_is_refused(monkeypatch, capsys, tmp_pa
 
 def test_wrong_spaces_are_refused_in_other_processes_too(monkeypatch, capsys, tmp_path):
     line = refused(monkeypatch, capsys, "--env-id=small_envs:RampSmall-v0", "--vector=async")
-    assert line.startswith("error: --env-id RampSmall-v0 has Box(4, 20, 20) uint8")
+    assert line.startswith("error: --env-id small_envs:RampSmall-v0 has Box(4, 20, 20) uint8")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -207,13 +207,14 @@ def test_storage_larger_than_any_memory_is_refused(monkeypatch, capsys, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_package_is_named_with_its_install_command(monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize(("flag", "package"), [("--track", "wandb"), ("--plot", "matplotlib")])
+def test_a_missing_package_is_named_with_its_install_command(monkeypatch, capsys, tmp_path, flag, package):
     """The search for it fails, as where it is not installed."""
     find_spec = script.importlib.util.find_spec
-    missing = lambda name, *rest: None if name == "wandb" else find_spec(name, *rest)  # noqa: E731
+    missing = lambda name, *rest: None if name == package else find_spec(name, *rest)  # noqa: E731
     monkeypatch.setattr(script.importlib.util, "find_spec", missing)
-    line = refused(monkeypatch, capsys, "--track")
-    assert line == "error: --track: a package is missing: pip install wandb\n"
+    line = refused(monkeypatch, capsys, flag)
+    assert line == f"error: --track, --plot: a package is missing: pip install {package}\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -402,6 +402,16 @@ def test_what_changes_no_weight(tmp_path, changes):
     assert_equal(weights_of(agent), plain_weights())
 
 
+def test_evaluations_step_in_this_process(tmp_path, monkeypatch):
+    """Of the environments in processes the first is a trial before the run, the others train."""
+    numbers = []
+    monkeypatch.chdir(tmp_path)
+    spy(monkeypatch, ppo_atari, "AsyncVectorEnv", lambda thunks, **_: numbers.append(len(thunks)))
+    args = tiny(tmp_path, env_id="small_envs:RightAction-v0", vector="async", eval_every=64, eval_episodes=5)
+    ppo_atari.train(args)
+    assert numbers == [1, args.num_envs]
+
+
 def test_evaluations_do_not_disturb_environments_that_draw_from_numpy(tmp_path):
     """This environment takes its rewards from numpy's global generator."""
     one, _ = ppo_atari.train(tiny(tmp_path / "one", env_id="small_envs:GlobalDraw-v0"))
