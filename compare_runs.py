@@ -1,3 +1,9 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "tyro>=1.0.16", "tensorboard>=2.21.0", "numpy>=2.1.0", "scipy>=1.15.0", "matplotlib>=3.10.8",
+# ]
+# ///
 """Compares runs: final scores over seeds with intervals that hold, learning curves, and which group is better.
 
 Papers: Agarwal et al. 2021, https://arxiv.org/abs/2108.13264: interquartile mean, optimality gap, performance profile.

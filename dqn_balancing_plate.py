@@ -1,8 +1,18 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "torch>=2.13.0", "gymnasium>=1.4.0", "tyro>=1.0.16", "tensorboard>=2.21.0", "numpy>=2.1.0", "imageio>=2.34.0",
+#     "imageio-ffmpeg>=0.6.0", "psutil>=5.9.8", "tqdm>=4.66.3", "matplotlib>=3.10.8",
+#     'pybullet>=3.2.7; python_version < "3.12" and sys_platform == "linux" and platform_machine == "x86_64"',
+#     'pybullet-arm64>=3.2.8; python_version >= "3.12" and python_version < "3.14" and sys_platform == "linux" and platform_machine == "x86_64"',  # noqa: E501
+#     'pybullet-arm64>=3.2.8; python_version < "3.14" and sys_platform != "linux"',
+# ]
+# ///
 """Deep Q-learning (DQN) that balances a ball on a tilting plate, with several environments at once.
 
 Paper: Mnih et al. 2015, https://www.nature.com/articles/nature14236; Double DQN: van Hasselt et al. 2016,
        https://arxiv.org/abs/1509.06461.
-Run:   python dqn_balancing_plate.py
+Run:   python dqn_balancing_plate.py, with the folder envs/ beside it
 Shapes: N envs, M samples of a batch, O observation dims, A actions.
 Task:  the signs of two torques are one of A = 4 actions. The best agent is the one that keeps the ball on the plate for
        longest, and among those the one that keeps it nearest to the centre.

@@ -1,3 +1,11 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "torch>=2.13.0", "gymnasium>=1.4.0", "ale-py>=0.12.1", "stable-baselines3>=2.9.0",
+#     "opencv-python-headless>=4.10.0.84", "tyro>=1.0.16", "tensorboard>=2.21.0", "numpy>=2.1.0", "imageio>=2.34.0",
+#     "imageio-ffmpeg>=0.6.0", "psutil>=5.9.8", "tqdm>=4.66.3", "matplotlib>=3.10.8",
+# ]
+# ///
 """Proximal Policy Optimization (PPO) on Atari games, from pixels.
 
 Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, with the details that Huang et al. 2022 list for Atari

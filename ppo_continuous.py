@@ -1,3 +1,11 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "torch>=2.13.0", "gymnasium>=1.4.0", "tyro>=1.0.16", "tensorboard>=2.21.0", "numpy>=2.1.0", "imageio>=2.34.0",
+#     "imageio-ffmpeg>=0.6.0", "psutil>=5.9.8", "tqdm>=4.66.3", "matplotlib>=3.10.8", "pygame-ce>=2.5.2",
+#     'box2d>=2.3.10; python_version < "3.14" and (sys_platform != "linux" or platform_machine == "x86_64")',
+# ]
+# ///
 """Proximal Policy Optimization (PPO) with continuous actions.
 
 Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, with the details that Huang et al. 2022 list for

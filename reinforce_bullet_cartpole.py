@@ -1,7 +1,17 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "torch>=2.13.0", "gymnasium>=1.4.0", "tyro>=1.0.16", "tensorboard>=2.21.0", "numpy>=2.1.0", "imageio>=2.34.0",
+#     "imageio-ffmpeg>=0.6.0", "psutil>=5.9.8", "tqdm>=4.66.3", "matplotlib>=3.10.8",
+#     'pybullet>=3.2.7; python_version < "3.12" and sys_platform == "linux" and platform_machine == "x86_64"',
+#     'pybullet-arm64>=3.2.8; python_version >= "3.12" and python_version < "3.14" and sys_platform == "linux" and platform_machine == "x86_64"',  # noqa: E501
+#     'pybullet-arm64>=3.2.8; python_version < "3.14" and sys_platform != "linux"',
+# ]
+# ///
 """REINFORCE, the Monte Carlo policy gradient, on vector observations and a number of actions.
 
 Paper: Williams 1992, https://doi.org/10.1007/BF00992696.
-Run:   python reinforce_bullet_cartpole.py
+Run:   python reinforce_bullet_cartpole.py, with the folder envs/ beside it
 Shapes: N envs, E episodes of an update, T steps of all of them together, O observation dims, A actions.
 Differs from the paper: rewards after an action are discounted, and their sums normalised over the update by default.
         The factor gamma^t, by which the gradient of the discounted return weighs step t, is left out, as everyone does.
