@@ -118,8 +118,8 @@ class Args:
             "batch_size train_frequency target_network_frequency eval_episodes hidden_sizes": (1, math.inf),
             "num_envs": (1, 10_000),
             "threads checkpoint_every eval_every max_episode_steps": (0, math.inf),
-            "learning_rate max_grad_norm": (1e-12, math.inf),
-            "tau": (1e-12, 1),
+            "max_grad_norm": (1e-12, math.inf),
+            "learning_rate tau": (1e-12, 1),
             "gamma start_e end_e exploration_fraction": (0, 1),
             "seed": (0, 2_000_000_000),  # episodes of evaluations are seeded further up
             "buffer_size total_timesteps": (self.num_envs, math.inf),
@@ -529,10 +529,9 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             last = global_step > total - args.num_envs
             evaluating = args.eval_every and (last or crossed(args.eval_every, run.counters["evaluated"], global_step))
             saving = evaluating or last or crossed(args.checkpoint_every, start_step, global_step)
-            if signals or saving or crossed(LOG_EVERY, start_step, global_step):
+            if saving or crossed(LOG_EVERY, start_step, global_step):
                 means = torch.stack(losses).mean(0).tolist() if losses else []
-                # A stop saves too, and the last update may have spoilt the weights after a loss that was still finite.
-                if not (np.isfinite(means).all() and all(x.isfinite().all() for x in agent.parameters())):
+                if not np.isfinite(means).all():
                     raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
                 scalars = dict(zip(("losses/td_loss", "losses/q_values", "losses/grad_norm"), means, strict=False))
                 scalars |= {"charts/epsilon": epsilon, "charts/learning_rate": optimizer.param_groups[0]["lr"]}

@@ -108,7 +108,8 @@ class Args:
             "num_steps num_minibatches update_epochs eval_episodes": (1, math.inf),
             "num_envs": (1, 10_000),
             "threads checkpoint_every eval_every ent_coef vf_coef": (0, math.inf),
-            "learning_rate clip_coef max_grad_norm": (1e-12, math.inf),
+            "learning_rate": (1e-12, 1),
+            "clip_coef max_grad_norm": (1e-12, math.inf),
             "gamma gae_lambda": (0, 1),
             "seed": (0, 2_000_000_000),  # evaluations add to it, and some environments take 31 bits
             "total_timesteps": (self.batch_size, math.inf),
@@ -465,8 +466,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: PLR0915 (one story, 
 
             means = torch.stack(losses).mean(0).tolist()
             run.counters["global_step"] = global_step = iteration * args.batch_size
-            # The last step may have spoilt the weights, which no loss has seen yet.
-            if not (np.isfinite(means).all() and all(x.isfinite().all() for x in agent.parameters())):
+            if not np.isfinite(means).all():
                 raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
             names = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
             scalars = {f"losses/{name}": mean for name, mean in zip(names, means, strict=True)}

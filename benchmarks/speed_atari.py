@@ -1,16 +1,18 @@
-"""Environment steps per second of ppo_atari.py and of stable-baselines3's PPO, side by side.
+"""Environment steps per second of ppo_atari.py or a2c_atari.py and of stable-baselines3's PPO or A2C, side by side.
 
 Run:    python benchmarks/speed_atari.py --out benchmarks/speed_atari.md
+        python benchmarks/speed_atari.py --script a2c_atari --num-envs 16 --iterations 100 --out benchmarks/speed_a2c.md
 Counts: agent steps over all environments, 4 frames of the emulator each. A timed iteration is a rollout of 128 steps
-        of each environment and the update on it (4 epochs, minibatches of 256), both programs without writing logs.
+        (A2C: 5) of each environment and the update on it (4 epochs, minibatches of 256; A2C: one of the whole batch),
+        both programs without writing logs.
         The rows "environments alone" take the same steps with random actions and learn nothing: a rollout's bound.
 Fair:   machines are noisy and slow down while they are hot or shared, so one round measures every program once, and
         rounds alternate; a ratio is taken within a round, and medians over rounds are reported, with the extremes.
         Each measurement is a fresh process, so that no thread setting, allocator or compiled kernel leaks from one
         into the next. Torch, OpenCV and the emulator get the same thread count everywhere, sizes and device are the
-        same, and one whole iteration goes ahead untimed. Otherwise both programs run with their defaults: ppo_atari.py
-        with deterministic kernels, stable-baselines3 with its own wrappers. --compile and --amp are ppo_atari.py's.
-Memory: the peak of the measurement's process, for ppo_atari.py with its checkpoint and without an evaluation.
+        same, and one whole iteration goes ahead untimed. Otherwise both programs run with their defaults: our script
+        with deterministic kernels, stable-baselines3 with its own wrappers. --compile and --amp are our script's.
+Memory: the peak of the measurement's process, for our script with its checkpoint and without an evaluation.
         On a GPU also the peak of what torch's allocator reserved, which leaves out the CUDA context.
 
 Nothing else may run on the machine meanwhile; the load average at the start stands in the report.
@@ -18,6 +20,7 @@ Nothing else may run on the machine meanwhile; the load average at the start sta
 
 import csv
 import dataclasses
+import importlib
 import importlib.metadata
 import io
 import itertools
@@ -36,13 +39,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import TextIO
+from typing import Any, Literal, TextIO
 
 import psutil
 import tyro
 
 ROOT = Path(__file__).resolve().parent.parent
-NUM_STEPS = 128
+NUM_STEPS = {"ppo_atari": 128, "a2c_atari": 5}
+PEERS = {"ppo_atari": "PPO", "a2c_atari": "A2C"}
+"""classes of stable-baselines3"""
 MINIBATCH_SIZE = 256
 UPDATE_EPOCHS = 4
 SEED = 1
@@ -50,9 +55,9 @@ SIZES = (8, 16, 64)
 """numbers of environments in the second table"""
 RATIO_TO_REACH = 1.6
 PROGRAMS = {
-    "ale": "ppo_atari.py, ale",
-    "gymnasium": "ppo_atari.py, gymnasium sync",
-    "sb3": "stable-baselines3 PPO",
+    "ale": "ours, ale",
+    "gymnasium": "ours, gymnasium sync",
+    "sb3": "stable-baselines3",
     "env_ale": "environments alone, ale",
     "env_gymnasium": "environments alone, gymnasium sync",
 }
@@ -60,8 +65,10 @@ PROGRAMS = {
 
 @dataclass(frozen=True)
 class Args:
-    """Speed of ppo_atari.py and of stable-baselines3's PPO, measured in alternation."""
+    """Speed of one of our scripts and of stable-baselines3, measured in alternation."""
 
+    script: Literal["ppo_atari", "a2c_atari"] = "ppo_atari"
+    """our script"""
     env_id: str = "PongNoFrameskip-v4"
     """an Atari game"""
     rounds: int = 5
@@ -77,9 +84,9 @@ class Args:
     cuda: bool = True
     """use a CUDA device where there is one, else the CPU"""
     compile: bool = False
-    """passed on to ppo_atari.py"""
+    """passed on to our script"""
     amp: bool = False
-    """passed on to ppo_atari.py"""
+    """passed on to our script"""
     out: Path | None = None
     """Markdown file to write; the raw measurements go beside it, into a file of the same name that ends in .csv"""
 
@@ -90,12 +97,14 @@ class Args:
         for name in ("size_rounds", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 0")
-        if self.num_envs < 1 or self.num_envs * NUM_STEPS % MINIBATCH_SIZE:
-            raise ValueError(
-                f"--num-envs {self.num_envs}: times {NUM_STEPS} must be a multiple of the minibatch, {MINIBATCH_SIZE}"
-            )
+        if self.num_envs < 1 or (self.script == "ppo_atari" and self.batch_size(self.num_envs) % MINIBATCH_SIZE):
+            raise ValueError(f"--num-envs {self.num_envs}: times 128 must be a multiple of the minibatch, 256")
         if self.out and (self.out.suffix == ".csv" or not self.out.parent.is_dir()):
             raise ValueError(f"--out {self.out}: must be a Markdown file in a folder that exists")
+
+    def batch_size(self, num_envs: int) -> int:
+        """Returns the samples of one rollout."""
+        return num_envs * NUM_STEPS[self.script]
 
 
 @dataclass(frozen=True)
@@ -121,20 +130,19 @@ class Measurement:
 
 # ----- In a process of its own -----
 def time_ours(backend: str, num_envs: int, args: Args, device: str) -> tuple[list[float], float]:
-    """Returns the seconds of each iteration of ppo_atari.py, by the steps/s that it logs, and the peak memory, MiB."""
+    """Returns the seconds of each iteration of our script, by the steps/s that it logs, and the peak memory, MiB."""
     import numpy as np
 
-    import ppo_atari
-
+    script, batch_size = importlib.import_module(args.script), args.batch_size(num_envs)
     # The evaluation after the last iteration is no part of the measurement.
-    ppo_atari.evaluate = lambda *_: {"return": np.zeros(1), "length": np.zeros(1)}
+    script.evaluate = lambda *_: {"return": np.zeros(1), "length": np.zeros(1)}
+    passes = {"num_minibatches": batch_size // MINIBATCH_SIZE, "update_epochs": UPDATE_EPOCHS}
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
-        script_args = ppo_atari.Args(
+        script_args = script.Args(
             **ours(backend, num_envs, args),
-            num_steps=NUM_STEPS,
-            num_minibatches=num_envs * NUM_STEPS // MINIBATCH_SIZE,
-            update_epochs=UPDATE_EPOCHS,
-            total_timesteps=num_envs * NUM_STEPS * (args.iterations + 1),
+            **(passes if args.script == "ppo_atari" else {}),
+            num_steps=NUM_STEPS[args.script],
+            total_timesteps=batch_size * (args.iterations + 1),
             cuda=device == "cuda",
             compile=args.compile,
             amp=args.amp,
@@ -144,22 +152,22 @@ def time_ours(backend: str, num_envs: int, args: Args, device: str) -> tuple[lis
             eval_episodes=1,
             progress=False,
         )
-        ppo_atari.train(script_args)
+        script.train(script_args)
         memory = peak_rss_mib()
         # Only now, so that it does not count as memory of the training.
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         (run_folder,) = Path(folder).iterdir()
         events = EventAccumulator(str(run_folder), size_guidance={"scalars": 0}).Reload()
-        return [script_args.batch_size / event.value for event in events.Scalars("charts/SPS")], memory
+        return [batch_size / event.value for event in events.Scalars("charts/SPS")], memory
 
 
 def time_sb3(num_envs: int, args: Args, device: str) -> tuple[list[float], float]:
     """Returns the seconds from each start of a rollout of stable-baselines3 to the next, and the peak memory, MiB."""
     import ale_py
     import gymnasium as gym
+    import stable_baselines3
     import torch
-    from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_atari_env
     from stable_baselines3.common.utils import set_random_seed
@@ -188,41 +196,46 @@ def time_sb3(num_envs: int, args: Args, device: str) -> tuple[list[float], float
 
     gym.register_envs(ale_py)
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-    # Not PPO's own seed, which would switch cuDNN to slower kernels.
+    # Not the model's own seed, which would switch cuDNN to slower kernels.
     set_random_seed(SEED)
     # An ALE/ id alone would skip 4 frames of its own, beside the wrapper's.
     envs = VecFrameStack(make_atari_env(args.env_id, num_envs, seed=SEED, env_kwargs={"frameskip": 1}), 4)
-    model = PPO(
+    passes = {"batch_size": MINIBATCH_SIZE, "n_epochs": UPDATE_EPOCHS, "clip_range": 0.1, "learning_rate": 2.5e-4}
+    model = getattr(stable_baselines3, PEERS[args.script])(
         "CnnPolicy",
         envs,
-        n_steps=NUM_STEPS,
-        batch_size=MINIBATCH_SIZE,
-        n_epochs=UPDATE_EPOCHS,
-        learning_rate=2.5e-4,
-        clip_range=0.1,
+        n_steps=NUM_STEPS[args.script],
         ent_coef=0.01,
         device=device,
+        # Its A2C's default is torch's RMSprop, of the same work; the published results come from this one, as ours do.
+        **(passes if args.script == "ppo_atari" else {"policy_kwargs": atari_rmsprop()}),
     )
     clock = Clock()
-    # ppo_atari.py takes the time before it logs, so here nothing is logged.
-    model.learn(num_envs * NUM_STEPS * (args.iterations + 1), callback=clock, log_interval=None)
+    # Our script takes the time before it logs, so here nothing is logged.
+    model.learn(args.batch_size(num_envs) * (args.iterations + 1), callback=clock, log_interval=None)
     envs.close()
     return [end - start for start, end in itertools.pairwise(clock.times)], peak_rss_mib()
+
+
+def atari_rmsprop() -> dict[str, Any]:
+    """Returns the optimizer that stable-baselines3's zoo gives A2C on Atari games."""
+    from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+
+    return {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"eps": 1e-5}}
 
 
 def time_envs(backend: str, num_envs: int, args: Args) -> tuple[list[float], float]:
     """Returns the seconds of as many random steps as each iteration has, and the peak memory, MiB."""
     import numpy as np
 
-    import ppo_atari
-
-    script_args = ppo_atari.Args(**ours(backend, num_envs, args))
+    script = importlib.import_module(args.script)
+    script_args = script.Args(**ours(backend, num_envs, args))
     rng = np.random.default_rng(SEED)
     seconds = []
-    with ppo_atari.closing_envs(ppo_atari.make_envs(script_args, num_envs)) as envs:
+    with script.closing_envs(script.make_envs(script_args, num_envs)) as envs:
         envs.reset(seed=SEED)
         for _ in range(args.iterations + 1):
-            actions = rng.integers(envs.single_action_space.n, size=(NUM_STEPS, num_envs))
+            actions = rng.integers(envs.single_action_space.n, size=(NUM_STEPS[args.script], num_envs))
             start = time.perf_counter()
             for action in actions:
                 envs.step(action)
@@ -231,7 +244,7 @@ def time_envs(backend: str, num_envs: int, args: Args) -> tuple[list[float], flo
 
 
 def ours(backend: str, num_envs: int, args: Args) -> dict[str, str | int]:
-    """Returns the arguments of ppo_atari.py that its environments depend on."""
+    """Returns the arguments of our script that its environments depend on."""
     return {
         "env_id": args.env_id,
         "seed": SEED,
@@ -281,7 +294,7 @@ def measure(table: int, round_number: int, program: str, num_envs: int, args: Ar
         device=torch.cuda.get_device_name() if device == "cuda" else "cpu",
         iterations=args.iterations,
         seconds=timed,
-        steps_per_second=args.iterations * NUM_STEPS * num_envs / timed,
+        steps_per_second=args.iterations * args.batch_size(num_envs) / timed,
         rss_mib=memory,
         cuda_mib=torch.cuda.max_memory_reserved() / 2**20 if device == "cuda" else 0.0,
     )
@@ -369,17 +382,18 @@ def report(measurements: list[Measurement], args: Args, load: float) -> str:
     packages = ("torch", "gymnasium", "ale-py", "stable-baselines3")
     versions = [f"python {platform.python_version()}", *(f"{x} {importlib.metadata.version(x)}" for x in packages)]
     flags = " ".join(f"--{name}" for name in ("compile", "amp") if getattr(args, name)) or "none"
+    passes = f"{UPDATE_EPOCHS} epochs, minibatches of {MINIBATCH_SIZE}" if args.script == "ppo_atari" else "one batch"
     lines = [
-        f"# Speed of ppo_atari.py, {args.env_id}",
+        f"# Speed of {args.script}.py beside stable-baselines3's {PEERS[args.script]}, {args.env_id}",
         "",
         f"- Date: {datetime.now(UTC).isoformat(timespec='seconds')}",
         f"- Machine: {machine(measurements[0].device)}; load average at the start: {load:.2f}",
         f"- Versions: {', '.join(versions)}; commit {commit()}",
         f"- Command: `{shlex.join(['python', 'benchmarks/speed_atari.py', *sys.argv[1:]])}`",
-        f"- Threads: {args.threads}; further flags of ppo_atari.py: {flags}",
+        f"- Threads: {args.threads}; further flags of {args.script}.py: {flags}",
         f"- Steps are agent steps over all environments, 4 frames each; seed {SEED}.",
         "",
-        f"## {args.num_envs} environments x {NUM_STEPS} steps, {UPDATE_EPOCHS} epochs, minibatches of {MINIBATCH_SIZE}",
+        f"## {args.num_envs} environments x {NUM_STEPS[args.script]} steps, {passes}",
         "",
         f"Rounds in alternation: {args.rounds}; each measurement: 1 untimed iteration, {args.iterations} timed.",
         "",
@@ -388,7 +402,7 @@ def report(measurements: list[Measurement], args: Args, load: float) -> str:
     if args.size_rounds:
         lines += [
             "",
-            "## ppo_atari.py, ale, by number of environments",
+            f"## {args.script}.py, ale, by number of environments",
             "",
             f"Rounds: {args.size_rounds}; the other sizes as above.",
             "",

@@ -124,6 +124,8 @@ class GlobalDraw(Ramp):
 class NanLater(Ramp):
     """Pays 1, and from its 50th step on nan."""
 
+    later = float("nan")
+
     def reset(self, *, seed=None, options=None):
         self.all_steps = getattr(self, "all_steps", 0)
         return super().reset(seed=seed)
@@ -131,7 +133,13 @@ class NanLater(Ramp):
     def step(self, action):
         self.all_steps += 1
         obs, reward, terminated, truncated, info = super().step(action)
-        return obs, reward if self.all_steps < 50 else float("nan"), terminated, truncated, info
+        return obs, reward if self.all_steps < 50 else self.later, terminated, truncated, info
+
+
+class HugeLater(NanLater):
+    """Pays 1, and from its 50th step on so much that a squared error overflows."""
+
+    later = 1e30
 
 
 class SignalAt(Ramp):
@@ -178,6 +186,7 @@ for name, entry_point, options in (
     ("SeedReward", SeedReward, {}),
     ("GlobalDraw", GlobalDraw, {}),
     ("NanLater", NanLater, {}),
+    ("HugeLater", HugeLater, {}),
     ("SignalAt", SignalAt, {"end": "trunc"}),
     ("Vector", Vector, {}),
 ):
@@ -347,6 +356,10 @@ class VectorNanLater(Vectors, NanLater):
     """After k steps the observation is [k]."""
 
 
+class VectorHugeLater(Vectors, HugeLater):
+    """After k steps the observation is [k]."""
+
+
 class VectorSignalAt(Vectors, SignalAt):
     """After k steps the observation is [k]."""
 
@@ -369,6 +382,7 @@ for name, entry_point, options in (
     ("VectorConstantTrunc", VectorConstant, {"end": "trunc"}),
     ("VectorConstantTerm", VectorConstant, {"end": "term"}),
     ("VectorNanLater", VectorNanLater, {}),
+    ("VectorHugeLater", VectorHugeLater, {}),
     ("VectorSignalAt", VectorSignalAt, {"end": "trunc"}),
     ("VectorGlobalDraw", VectorGlobalDraw, {}),
 ):
