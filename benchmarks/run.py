@@ -13,6 +13,10 @@ Files:  RUN_DIR/ENTRY/ holds the run folders, and for each seed S
         log-S.txt, errors-S.txt  what it printed, all its starts one after another.
         RUN_DIR/results.csv has a row for each evaluation of each run that is done, with --out also DIR/TASK.csv for
         each task (a group, or an entry that is in none), the comparison in DIR/TASK.md and pictures in DIR/TASK/.
+Claims: where an entry has figures, its line says "holds" or "falls short". Seeds other than those of the claim have no
+        say in that. What came out may be below the claim by what chance explains: of several seeds, whose means are
+        compared, by the deviation of the claimed ones; of one seed by two standard errors over its episodes; of a ratio
+        of speeds, which a report measures, by a twentieth.
 Again:  the same command skips what is done, and resumes what was cut off from its last checkpoint; where there is none,
         it starts anew. So does a run whose command in the suite has changed. Nothing is ever deleted.
 Times:  wall seconds are those of the training's process, its start and its evaluations included. Of a run that was cut
@@ -29,6 +33,7 @@ import platform
 import re
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -102,6 +107,8 @@ class Entry:
     """path from the root of the repository"""
     claims: str
     """the figure that the README gives, in words; empty: it gives none"""
+    claimed: list[float] = field(default_factory=list)
+    """the same in numbers: of a learning entry the first evaluation of each of its seeds, of a report its ratios"""
     env_id: str = ""
     flags: str = ""
     """as on a command line, without those that are keys here"""
@@ -225,6 +232,7 @@ def read_entry(table: dict[str, Any], where: str) -> Entry:
             raise UsageError(f"{where} {problem} {', '.join(sorted(keys))}")
     types = {
         "seeds": (list, int),
+        "claimed": (list, (int, float)),
         "evaluations": (list, str),
         "threads": (int, None),
         "threshold": ((int, float), None),
@@ -238,6 +246,8 @@ def read_entry(table: dict[str, Any], where: str) -> Entry:
         raise UsageError(f"{where}: name and group must be letters, digits, '-', '_' and '.'")
     if kind == "learning" and not entry.seeds:
         raise UsageError(f"{where}: seeds is empty")
+    if kind == "learning" and entry.claimed and len(entry.claimed) != len(entry.seeds):
+        raise UsageError(f"{where}: claimed has {len(entry.claimed)} figures of {len(entry.seeds)} seeds")
     return entry
 
 
@@ -610,18 +620,49 @@ def write_csv(path: Path, runs: list[tuple[Job, dict[str, Any]]]) -> None:
 
 
 def summary(entries: list[Entry], runs: list[tuple[Job, dict[str, Any]]]) -> str:
-    """Returns a line for each entry: what it reached, and what was claimed."""
+    """Returns a line for each entry: what it reached, what was claimed, and whether that holds."""
     lines = []
     for entry in entries:
-        means = {job.seed: numbers_of(done["results"][0])["mean"] for job, done in runs if job.entry == entry}
-        if not means:
+        results = {job.seed: numbers_of(done["results"][0]) for job, done in runs if job.entry == entry}
+        if not results:
             continue
-        found = ", ".join(f"{mean:g}" for mean in means.values())
-        reached = sum(mean >= entry.threshold for mean in means.values())
-        seeds = "seed " + " ".join(map(str, means)) if len(means) == 1 else "seeds " + " ".join(map(str, means))
-        line = f"{entry.name}, {seeds}: {found}; {reached} of {len(means)} reach {entry.threshold:g}"
-        lines.append(line + (f"; claimed: {entry.claims}" if entry.claims else ""))
+        found = ", ".join(f"{numbers['mean']:g}" for numbers in results.values())
+        reached = sum(numbers["mean"] >= entry.threshold for numbers in results.values())
+        seeds = ("seed " if len(results) == 1 else "seeds ") + " ".join(map(str, results))
+        line = f"{entry.name}, {seeds}: {found}; {reached} of {len(results)} reach {entry.threshold:g}"
+        line += f"; claimed: {entry.claims}" if entry.claims else ""
+        lines.append(line + (f"; {verdict(entry, results)}" if entry.claimed else ""))
     return "\n".join(lines)
+
+
+def verdict(entry: Entry, results: dict[int, dict[str, float]]) -> str:
+    """Returns whether the figures of a claim hold, by the eval lines of some of its seeds and of others."""
+    claimed = {seed: figure for seed, figure in zip(entry.seeds, entry.claimed, strict=True) if seed in results}
+    others = [seed for seed in results if seed not in entry.seeds]
+    note = f"; not claimed: seeds {' '.join(map(str, others))}" if others else ""
+    if not claimed:
+        return "none of the claimed seeds was run" + note
+    if len(entry.claimed) > 1:
+        allowed, why = statistics.stdev(entry.claimed), "the deviation over the claimed seeds"
+    else:
+        numbers = results[entry.seeds[0]]
+        allowed, why = 2 * numbers["std"] / numbers["episodes"] ** 0.5, "two standard errors"
+    short = statistics.fmean(claimed.values()) - statistics.fmean(results[seed]["mean"] for seed in claimed)
+    # What is printed is rounded.
+    word = "holds" if short <= allowed + 1e-9 else "falls short"
+    some = "" if len(claimed) == len(entry.claimed) else f" in {len(claimed)} of {len(entry.claimed)} seeds"
+    return f"{word}{some} ({-short:+.4g} beside the claim, allowed -{allowed:.4g}: {why}){note}"
+
+
+def report_verdict(entry: Entry, done: dict[str, Any]) -> str:
+    """Returns whether the ratios that a report measured are those of the claim."""
+    text = Path(done["results"][0]).read_text(encoding="utf-8")
+    # Not what another line measures, such as milliseconds: those of steps/s are called ratios.
+    found = [float(x) for x in re.findall(r"ratio.* to reach: .*measured: (\d+\.\d+)", text)]
+    if len(found) != len(entry.claimed):
+        return f"has {len(found)} ratios where {len(entry.claimed)} are claimed"
+    word = "holds" if all(x >= 0.95 * y for x, y in zip(found, entry.claimed, strict=True)) else "falls short"
+    return f"{word} ({', '.join(f'{x:g}' for x in found)}; claimed: {', '.join(f'{x:g}' for x in entry.claimed)})"
 
 
 def compare(task: str, runs: list[tuple[Job, dict[str, Any]]], out: Path | None) -> bool:
@@ -701,6 +742,10 @@ def run_suite(args: Args) -> int:
 def show(entries: list[Entry], runs: list[tuple[Job, dict[str, Any]]], args: Args) -> bool:
     """Prints what came out, and writes what --out asks for; returns whether it could compare the runs."""
     print(summary(entries, runs))
+    for entry in entries:
+        done = Job(entry, None, args.run_dir.absolute() / entry.name).done() if entry.kind == "report" else {}
+        if done and entry.claimed:
+            print(f"{entry.name}: {report_verdict(entry, done)}")
     compared = []
     for task in dict.fromkeys(entry.task for entry in entries):
         of_task = [run for run in runs if run[0].entry.task == task]

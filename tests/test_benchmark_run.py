@@ -256,6 +256,45 @@ def test_the_end_says_what_was_reached(monkeypatch, tmp_path, capsys, stub):
     ]
 
 
+@pytest.mark.parametrize(("keys", "line"), [
+    # The stub's seeds 1 and 2 give 11 and 12, with a deviation of 0.5 over 20 episodes.
+    ({"claimed": [11, 13]}, "holds (-0.5 beside the claim, allowed -1.414: the deviation over the claimed seeds)"),
+    ({"claimed": [14, 15]}, "falls short (-3 beside the claim, allowed -0.7071: the deviation over the claimed seeds)"),
+    ({"claimed": [10, 10]}, "holds (+1.5 beside the claim, allowed -0: the deviation over the claimed seeds)"),
+    ({"claimed": [11.2], "seeds": [1]}, "holds (-0.2 beside the claim, allowed -0.2236: two standard errors)"),
+    ({"claimed": [11.3], "seeds": [1]}, "falls short (-0.3 beside the claim, allowed -0.2236: two standard errors)"),
+])  # fmt: skip
+def test_the_end_says_whether_a_claim_holds(monkeypatch, tmp_path, capsys, stub, keys, line):
+    suite_of(tmp_path, entry(stub, **keys))
+    assert main(monkeypatch, tmp_path, "--no-compare") == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"; claimed: 11, 12; {line}")
+
+
+def test_seeds_that_were_not_claimed_have_no_say(monkeypatch, tmp_path, capsys, stub):
+    suite_of(tmp_path, entry(stub, claimed=[11, 13]))
+    assert main(monkeypatch, tmp_path, "--no-compare", "--seeds", 7) == 0
+    assert capsys.readouterr().out.endswith("; none of the claimed seeds was run; not claimed: seeds 7\n")
+    assert main(monkeypatch, tmp_path, "--no-compare", "--seeds", 2) == 0
+    right = "holds in 1 of 2 seeds (-1 beside the claim, allowed -1.414: the deviation over the claimed seeds)"
+    assert capsys.readouterr().out.endswith(f"; {right}; not claimed: seeds 7\n")
+
+
+@pytest.mark.parametrize(("measured", "line"), [
+    (("1.62", "1.20"), "holds (1.62, 1.2; claimed: 1.66, 1.25)"),
+    (("1.62", "1.18"), "falls short (1.62, 1.18; claimed: 1.66, 1.25)"),
+    (("1.62",), "has 1 ratios where 2 are claimed"),
+])  # fmt: skip
+def test_a_report_says_whether_its_ratios_hold(monkeypatch, tmp_path, capsys, measured, line):
+    """0.95 times 1.25 is 1.1875."""
+    lines = [f"- ratio to reach: 1.6, measured: {x} (ours): reached" for x in measured]
+    lines += ["- ms to reach: at most 1, measured: median 0.438"]
+    (tmp_path / "report.py").write_text(f"import sys; open(sys.argv[2], 'w').write({chr(10).join(lines)!r})")
+    keys = {"name": "speed", "kind": "report", "script": str(tmp_path / "report.py"), "claims": "fast"}
+    suite_of(tmp_path, table_of(keys | {"claimed": [1.66, 1.25]}))
+    assert main(monkeypatch, tmp_path, "--no-compare") == 0
+    assert capsys.readouterr().out.endswith(f"speed: {line}\n")
+
+
 def test_each_task_is_compared(monkeypatch, tmp_path, capfd, stub):
     """With a program that shows its arguments in place of compare_runs.py; the second task has it fail."""
     compare = tmp_path / "compare_runs.py"
@@ -453,6 +492,7 @@ def test_an_unknown_name_is_told_with_those_that_exist(monkeypatch, tmp_path, ca
     ("x = 1\n", "there is no [[entry]] in it"),
     ('[[entry]]\nname = "a"\nscript = "x.py"\n', "entry 1, a lacks claims, env_id, flags, seeds, threshold"),
     ('[[entry]]\nkind = "report"\nscript = "x.py"\n', "entry 1, without a name lacks claims, name"),
+    (entry("x.py", claimed=[1.0]), "entry 1, stub: claimed has 1 figures of 2 seeds"),
     (entry("x.py", colour="red"), "entry 1, stub has unknown colour"),
     (entry("x.py", kind="other"), "entry 1, stub: kind 'other' must be 'learning' or 'report'"),
     (entry("x.py", seeds=["1"]), "entry 1, stub: seeds = ['1'] has the wrong type"),
@@ -559,6 +599,8 @@ def test_every_figure_under_learning_has_an_entry(task, script, figure, name):
     assert (found[0].env_id, found[0].script) == (task, script)
     assert found[0].claims.startswith(figure.split(":")[0])
     assert re.findall(r"-?\d+\.\d+", figure) == re.findall(r"-?\d+\.\d+", found[0].claims)
+    numbers = [float(x) for x in re.findall(r"-?\d+\.\d+", figure)]
+    assert found[0].claimed == numbers[: len(found[0].claimed)] != []
 
 
 def trains_alike(one, other):
