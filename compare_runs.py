@@ -52,7 +52,7 @@ from matplotlib.figure import Figure
 from scipy.optimize import brentq
 from scipy.stats import binom, binomtest, rankdata, trim_mean
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.summary.writer.record_writer import masked_crc32c
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import CRC_TABLE
 
 EPISODES = "charts/episodic_return"
 # Tags of --metric return, and of how many episodes a point is the mean (the program's default); None: it varies.
@@ -98,6 +98,7 @@ LAYOUTS = (
 )
 LOG_NAME = re.compile(r"tfevents|^progress\.csv$|^evaluations\.npz$|monitor\.csv$")  # such a file makes a run's folder
 UNKNOWN = "unknown"
+LONGEST_POINT = 1000  # bytes of an event, to be searched for damage; longer ones hold texts, pictures, distributions
 LEVEL = 0.05  # share of tables of equal groups in which a false verdict is put up with
 FEW_RUNS, ENOUGH_RUNS = 5, 8  # for an interval of a median that is 90 % sure; for a bootstrap that covers what it says
 RESAMPLES, RESAMPLES_OF_CURVES, GRID_POINTS = 10_000, 2000, 300
@@ -210,25 +211,49 @@ def warn(message: str) -> None:
     print(f"note: {message}", file=sys.stderr)
 
 
-def records(path: Path) -> Iterator[bytes]:
-    """Yields the events in a file, as bytes: each stands between its length, a checksum of that, and one of its own."""
-    # Checksums of events are not compared: in Python that takes most of the time. Damage raises a ValueError.
-    data = path.read_bytes()
+def sound(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Returns (n,) whether bytes of these lengths from these starts on (n,) have the checksum that follows them."""
+    # Masked CRC-32C, of all that are equally long at once: one after the other would take most of the time.
+    table, found = np.array(CRC_TABLE, np.uint32), np.ones(len(starts), bool)
+    for length in np.unique(lengths):
+        own = starts[lengths == length]
+        crc = np.full(len(own), 2**32 - 1, np.uint32)
+        for i in range(length):
+            crc = table.take(crc.astype(np.uint8) ^ data.take(own + i)) ^ (crc >> 8)
+        masked = ((~crc >> 15) | (~crc << 17)) + np.uint32(0xA282EAD8)
+        found[lengths == length] = masked == data[own[:, None] + length + np.arange(4)].view("<u4")[:, 0]
+    return found
+
+
+def records(path: Path, wanted: re.Pattern[bytes]) -> Iterator[bytes]:
+    """Yields those events in a file, as bytes, that fit a pattern, and its first and last; damage is a ValueError."""
+    # Each stands between its length, a checksum of that, and one of its own.
+    data, starts, position, length_at = path.read_bytes(), [], 0, struct.Struct("<Q").unpack_from
+    while position + 12 <= len(data):
+        starts.append(position)
+        length = length_at(data, position)[0]
+        # An event has a time at least, so one without a byte is none: a disk that filled up leaves zeros.
+        if not length or position + 16 + length > len(data):
+            break
+        position += 16 + length
+    # A point is short; of what is long, as of a last record that is not whole, the length is checked.
+    begins, lengths = np.array(starts, np.int64), np.diff([*starts, position]) - 16
+    is_point = (lengths > 0) & (lengths < LONGEST_POINT)
+    is_sound = sound(np.frombuffer(data, np.uint8), begins + 12 * is_point, np.where(is_point, lengths, 8))
+    checked = len(starts) if is_sound.all() else int(is_sound.argmin())
+    whole = min(checked, int((lengths > 0).sum()))
+    # What is too short for a name may be a resumption's mark.
+    chosen = lengths[:whole] < 32
+    chosen[:1] = chosen[-1:] = True
+    named = np.searchsorted(begins, [match.start() for match in wanted.finditer(data)], "right") - 1
+    chosen[named[named < whole]] = True
+    for start, length in zip(begins[:whole][chosen].tolist(), lengths[:whole][chosen].tolist(), strict=True):
+        yield data[start + 12 : start + 12 + length]
     if not data:
         raise ValueError("is empty")
-    position, size, length_at = 0, len(data), struct.Struct("<Q").unpack_from
-    while position + 12 <= size:
-        length = length_at(data, position)[0]
-        end = position + 12 + length
-        # An event has a time at least, so one without a byte is none: a disk that filled up leaves zeros.
-        if not length or end + 4 > size:
-            break
-        yield data[position + 12 : end]
-        position = end + 4
-    header = data[position : position + 12]
-    if len(header) == 12 and struct.pack("<I", masked_crc32c(header[:8])) != header[8:]:
-        raise ValueError(f"is damaged at byte {position:,}; what is before counts")
-    if header:
+    if checked < len(starts):
+        raise ValueError(f"is damaged at byte {starts[checked]:,}; what is before counts")
+    if position < len(data):
         raise ValueError("ends within a record, still being written or cut; what is before counts")
 
 
@@ -240,45 +265,31 @@ class EventFile:
         self.start, self.end = math.inf, 0.0
         self.resumes_at = None  # step from which on this file replaces the earlier ones, where it says so
         self.hyperparameters: dict[str, str] = {}
-        # Steps, wall times and values of each tag.
-        self.points = defaultdict(lambda: (array("q"), array("d"), array("d")))
+        # Of each tag step, wall time and value of its points, one after the other.
+        self.points = defaultdict(lambda: array("d"))
         names = "|".join(map(re.escape, (*tags, HYPERPARAMETERS))) if tags else ""
-        # In an event a name stands behind the number of its field and its length, of one byte or two.
-        is_wanted = re.compile(b"\n..?(?:" + names.encode() + b")", re.DOTALL).search
-        record, problem = b"", ""
+        # To look for a name is much faster than to parse. It stands behind the number of its field and its length, of
+        # one byte or two.
         try:
-            for record in records(path):
-                if self.start == math.inf:
-                    self.start = Event.FromString(record).wall_time
-                # To look for a name is much faster than to parse; what is too short for one may be a resumption's mark.
-                if len(record) < 32 or is_wanted(record):
-                    self.add(Event.FromString(record), tags)
+            for record in records(path, re.compile(b"\n..?(?:" + names.encode() + b")", re.DOTALL)):
+                self.add(Event.FromString(record), tags)
         except (DecodeError, ValueError, OSError) as error:
-            problem = "is damaged; what is before counts" if isinstance(error, DecodeError) else str(error)
-        # The last event is mostly one of another tag, which has not been parsed yet.
-        try:
-            self.end = Event.FromString(record).wall_time
-        except DecodeError:
-            problem = problem or "is damaged in its last event"
-        # Where that is damaged, the last point tells the time.
-        self.end = max([self.end, *(times[-1] for _, times, _ in self.points.values() if times)])
-        if problem:
-            warn(f"{path} {problem}")
+            is_no_event = isinstance(error, DecodeError)
+            warn(f"{path} {'is damaged; what is before counts' if is_no_event else error}")
 
     def add(self, event: Event, tags: tuple[str, ...]) -> None:
         """Adds what an event holds of these tags, of all tags if there are none."""
-        if event.HasField("session_log") and event.session_log.status == SessionLog.START:
-            self.resumes_at = event.step
-        for value in event.summary.value:
-            if (value.tag in tags or not tags) and value.HasField("simple_value"):
-                steps, times, values = self.points[value.tag]
-                steps.append(event.step)
-                times.append(event.wall_time)
-                values.append(value.simple_value)
+        self.start, self.end = self.start if self.end else event.wall_time, event.wall_time
+        values = event.summary.value
+        for value in values:
+            if value.HasField("simple_value") and ((tag := value.tag) in tags or not tags):
+                self.points[tag].extend((event.step, self.end, value.simple_value))
             elif value.tag == HYPERPARAMETERS and value.tensor.string_val:
                 text = value.tensor.string_val[0].decode(errors="replace")
                 rows = re.findall(r"^\|([^|\n]+)\|(.*)\|$", text, re.MULTILINE)
                 self.hyperparameters |= {name: content for name, content in rows if name not in ("param", "-")}
+        if not values and event.session_log.status == SessionLog.START:
+            self.resumes_at = event.step
 
 
 def joined(files: list[EventFile], tag: str) -> Curve:
@@ -290,7 +301,7 @@ def joined(files: list[EventFile], tag: str) -> Curve:
     for file in sorted(files, key=lambda file: file.start):
         pauses += max(file.start - latest, 0.0) if latest > -math.inf else 0.0
         latest = max(latest, file.end)
-        new_steps, times, new_values = (np.array(column) for column in file.points.get(tag, ([], [], [])))
+        new_steps, times, new_values = np.array(file.points.get(tag, [])).reshape(-1, 3).T
         resumes_at = file.resumes_at
         if resumes_at is None:
             resumes_at = new_steps.min() if len(new_steps) else math.inf
@@ -697,11 +708,6 @@ def bootstrapped(columns: list[np.ndarray], measure: Callable, resamples: int = 
     return np.stack([measure(np.concatenate(columns)), *np.percentile(measure(drawn), (2.5, 97.5), axis=0)])
 
 
-def interquartile_interval(scores: np.ndarray) -> tuple[float, float]:
-    """Returns the ends of the 95 % bootstrap interval of the interquartile mean of scores (n,)."""
-    return tuple(bootstrapped([scores], iqm)[1:].tolist())
-
-
 def wilson_interval(successes: int, n: int) -> tuple[float, float]:
     """Returns the ends of Wilson's 95 % interval for a share that was seen as successes of n."""
     interval = binomtest(successes, n).proportion_ci(method="wilson")
@@ -730,11 +736,6 @@ def compare_in_all(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
         own, probable = rank_sums(x, y)
         total, chances = total + own, np.convolve(chances, probable)
     return min(1.0, 2 * float(min(chances[: total + 1].sum(), chances[total:].sum())))
-
-
-def compare_scores(x: np.ndarray, y: np.ndarray) -> float:
-    """Returns the exact two-sided p value of scores x (n,) and y (m,) as draws of one distribution."""
-    return compare_in_all([(x, y)])
 
 
 def least_p(sizes: list[tuple[int, int]]) -> float:
@@ -833,8 +834,7 @@ def summarise(group: Group, environment: str, args: Args) -> dict[str, Any]:
     row = {"environment": environment, "group": group.name, "runs": len(runs), **median_row("median", scores)}
     row |= {"confidence": median_interval(scores)[2], "iqm": None, "iqm_low": None, "iqm_high": None}
     if len(runs) >= ENOUGH_RUNS:
-        row["iqm"] = float(iqm(scores))
-        row["iqm_low"], row["iqm_high"] = interquartile_interval(scores)
+        row |= zip(("iqm", "iqm_low", "iqm_high"), bootstrapped([scores], iqm).tolist(), strict=True)
     if args.threshold is not None:
         steps, seconds = np.array([first_reach(run, args.threshold) for run in runs]).T
         row["reached"] = int(np.isfinite(steps).sum())
@@ -1287,14 +1287,9 @@ def report(args: Args) -> None:
         print(f"written: {', '.join(map(str, written))}")
 
 
-def parse_args(argv: list[str]) -> Args:
-    """Returns the arguments; wrong ones end the process in tyro, with status 2."""
-    return tyro.cli(Args, args=argv)
-
-
 def main() -> None:
     """Runs the command line: status 0 when done, 2 when the arguments are wrong."""
-    args = parse_args(sys.argv[1:])
+    args = tyro.cli(Args)
     try:
         report(args)
     except (UsageError, OSError) as error:

@@ -71,7 +71,7 @@ def coverage_rows(args: Args, rng: np.random.Generator) -> Iterator[list[str]]:
             students = t_intervals(samples)
             cells = [f"{covered(ends, median):.1%}", f"{np.median(np.diff(ends)):.0f}"]
             if n >= FIRST_WITH_IQM:
-                bootstrap = np.array([compare_runs.interquartile_interval(row) for row in samples])
+                bootstrap = np.array([compare_runs.bootstrapped([row], compare_runs.iqm)[1:] for row in samples])
                 cells += [f"{covered(bootstrap, iqm):.1%}", f"{np.median(np.diff(bootstrap)):.0f}"]
             else:
                 cells += ["not shown", ""]
@@ -105,7 +105,7 @@ def improvement_rows(args: Args, rng: np.random.Generator) -> Iterator[list[str]
 
 def has_verdict(groups: np.ndarray) -> bool:
     """Says whether any pair of groups (k, n) gets a verdict after Holm's correction."""
-    p = [compare_runs.compare_scores(groups[i], groups[j]) for i, j in combinations(range(len(groups)), 2)]
+    p = [compare_runs.compare_in_all([(groups[i], groups[j])]) for i, j in combinations(range(len(groups)), 2)]
     return bool((compare_runs.holm(p) <= compare_runs.LEVEL).any())
 
 
@@ -130,7 +130,7 @@ def by_command_line(groups: np.ndarray) -> bool:
                 with open(run / "progress.csv", "w", newline="") as file:
                     rows = [(step, score) for step in (1000, 2000, 3000)]
                     csv.writer(file).writerows([("time/total_timesteps", "eval/mean_reward"), *rows])
-        compare_runs.report(compare_runs.parse_args([folder, "--metric", "eval", "--smooth", "1"]))
+        compare_runs.report(compare_runs.Args((folder,), metric="eval", smooth=1))
     return " scores higher than " in printed.getvalue()
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -237,7 +238,36 @@ def test_damaged_event(tmp_path, capsys):
     end = at + len(EPISODES)
     path.write_bytes(data[:end] + b"\xff" * 4 + data[end + 4 :])
     assert compare_runs.EventFile(path, (EPISODES,)).points == {}
-    assert capsys.readouterr().err == f"note: {path} is damaged; what is before counts\n"
+    assert capsys.readouterr().err == f"note: {path} is damaged at byte {at - 27}; what is before counts\n"
+
+
+def test_checksum():
+    """CRC-32C of 123456789 is known to be E3069283; rotated by 15 bits it is 2507C60D, plus A282EAD8 C78AB0E5."""
+    span = b"123456789" + bytes.fromhex("E5B08AC7")
+    data = np.frombuffer(b"  " + span + b"12345678" + span + b"123456788" + span[9:], np.uint8)
+    found = compare_runs.sound(data, np.array([2, 15, 23, 36]), np.array([9, 8, 9, 9]))
+    assert found.tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize("part", ["name", "value", "step", "other name", "length"])
+def test_a_flipped_bit_is_told(tmp_path, capsys, part):
+    """In the sixth of eleven points: five are left, whatever was hit, and not one has another value."""
+    points = [point for step in range(0, 101, 10) for point in ((step, 1.0, 2.0), (step, 1.0, 3.0, "losses/value"))]
+    path = event_file(write_run(tmp_path / "run", points))
+    data = bytearray(path.read_bytes())
+    at = [match.start() for match in re.finditer(EPISODES.encode(), data)][5]
+    # Before the name: 12 bytes of length and checksum, 9 of time, 2 of the step, 2 each of summary, value and name.
+    start = at - 29
+    assert data[at + len(EPISODES)] == 0x15
+    where = {"name": at + 3, "value": at + len(EPISODES) + 3, "step": start + 22, "length": start}
+    where["other name"] = data.index(b"losses/value", at)
+    data[where[part]] ^= 1
+    path.write_bytes(data)
+    (run,) = read(tmp_path)
+    left = 6 if part == "other name" else 5
+    assert points_of(run) == [(step, 1.0, 2.0) for step in range(0, 10 * left, 10)]
+    damaged = where[part] - 29 if part == "other name" else start
+    assert capsys.readouterr().err == f"note: {path} is damaged at byte {damaged:,}; what is before counts\n"
 
 
 @pytest.mark.parametrize(("damage", "last_whole"), [("last event", 9.0), ("zeros", 10.0)])
@@ -246,7 +276,7 @@ def test_damaged_end_of_a_file_that_was_resumed(tmp_path, capsys, damage, last_w
     folder = write_events(tmp_path / "run", constant(1.0))
     path = event_file(folder)
     data = path.read_bytes()
-    *_, last = compare_runs.records(path)
+    *_, last = compare_runs.records(path, re.compile(b"none"))
     path.write_bytes(
         data + bytes(64) if damage == "zeros" else data[: -4 - len(last)] + b"\xff" * len(last) + data[-4:]
     )
@@ -684,7 +714,7 @@ def test_wilson_interval():
 
 def test_interquartile_interval_against_scipy():
     scores = np.random.default_rng(1).normal(100, 20, size=10)
-    low, high = compare_runs.interquartile_interval(scores)
+    _, low, high = compare_runs.bootstrapped([scores], compare_runs.iqm).tolist()
     expected = stats.bootstrap(
         (scores,),
         lambda x, axis: stats.trim_mean(x, 0.25, axis=axis),
@@ -695,7 +725,7 @@ def test_interquartile_interval_against_scipy():
     # Two bootstraps of 10,000 resamples differ in their third digit.
     assert (low, high) == pytest.approx((expected.low, expected.high), abs=0.6)
     assert high - low > 10
-    assert compare_runs.interquartile_interval(scores) == (low, high)
+    assert compare_runs.bootstrapped([scores], compare_runs.iqm)[1:].tolist() == [low, high]
 
 
 @pytest.mark.parametrize(("n", "m"), [(3, 3), (4, 6), (5, 5), (8, 3), (10, 12)])
@@ -704,8 +734,8 @@ def test_p_values_without_ties_are_those_of_scipy(n, m):
     for shift in (0.0, 1.0, 9.0):
         x, y = rng.normal(shift, 1, n), rng.normal(0, 1, m)
         expected = stats.mannwhitneyu(x, y, method="exact").pvalue
-        assert compare_runs.compare_scores(x, y) == pytest.approx(expected)
-        assert compare_runs.compare_scores(y, x) == pytest.approx(expected)
+        assert compare_runs.compare_in_all([(x, y)]) == pytest.approx(expected)
+        assert compare_runs.compare_in_all([(y, x)]) == pytest.approx(expected)
 
 
 def test_p_value_with_ties_is_that_of_all_permutations():
@@ -716,9 +746,9 @@ def test_p_value_with_ties_is_that_of_all_permutations():
 
     # All 126 ways to deal them.
     expected = stats.permutation_test((x, y), rank_sum, n_resamples=np.inf).pvalue
-    assert compare_runs.compare_scores(x, y) == pytest.approx(expected)
+    assert compare_runs.compare_in_all([(x, y)]) == pytest.approx(expected)
     # Equal scores, and scores at a ceiling.
-    assert compare_runs.compare_scores(np.full(5, 500.0), np.full(5, 500.0)) == 1.0
+    assert compare_runs.compare_in_all([(np.full(5, 500.0), np.full(5, 500.0))]) == 1.0
 
 
 def test_p_value_over_environments_by_hand():
@@ -732,7 +762,7 @@ def test_p_value_over_environments_by_hand():
 
 @pytest.mark.parametrize(("n", "least"), [(3, 0.1), (4, 0.029), (5, 0.0079), (6, 0.0022)])
 def test_least_p(n, least):
-    parted = compare_runs.compare_scores(np.arange(n) + 100.0, np.arange(n))
+    parted = compare_runs.compare_in_all([(np.arange(n) + 100.0, np.arange(n))])
     assert compare_runs.least_p([(n, n)]) == pytest.approx(parted)
     assert parted == pytest.approx(least, rel=0.02)
 
@@ -742,7 +772,7 @@ def test_equal_groups_in_every_rank_order(n):
     """Of all ways to deal 2 n ranks to two groups at most 5 % get a verdict, and none at 3 against 3."""
     ranks = set(range(2 * n))
     ways = [np.array(chosen, float) for chosen in combinations(ranks, n)]
-    false = sum(compare_runs.compare_scores(own, np.array(sorted(ranks - {*own}), float)) <= 0.05 for own in ways)
+    false = sum(compare_runs.compare_in_all([(own, np.array(sorted(ranks - {*own}), float))]) <= 0.05 for own in ways)
     # By the tables of the Mann-Whitney test: U at most 0 of 70 ways, 2 of 252; on both sides.
     assert false == {3: 0, 4: 2, 5: 8}[n]
     assert false / len(ways) <= 0.05
