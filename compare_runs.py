@@ -15,7 +15,8 @@ Run:    python compare_runs.py runs/
 Reads:  run folders of these scripts, CleanRL, Stable-Baselines3 and its zoo, RLlib, tianshou, torchrl and skrl; CSV
         files of benchmarks/, of TensorBoard's download and of Weights & Biases (charts, histories). A folder is one
         run; a resumed run's event files are one curve: what the cut file has from the step of the resumption on is
-        dropped. All points at one step are kept, which TensorBoard's fast data server does not do.
+        dropped. All points at one step are kept, which TensorBoard's fast data server does not do. RLlib's progress.csv
+        has the columns of its first line alone: evaluations that began later stand in its event file.
 Statistics: the unit is the run, never the episode. Scores, pictures and thresholds are taken from one curve, a trailing
         mean of 100 episodes (--smooth). A group gets the median with an interval between two order statistics, whose
         confidence is exact for any distribution; from 8 runs on the interquartile mean too. A verdict is an exact
@@ -75,6 +76,16 @@ METRICS = {"return": tuple(RETURNS), "eval": EVALUATIONS}  # of each run the fir
 # Columns with steps: Stable-Baselines3, RLlib new and old, synced TensorBoard, Weights & Biases' own count (two).
 STEPS = ("time/total_timesteps", "num_env_steps_sampled_lifetime", "timesteps_total", "global_step", "_step", "Step")
 TIMES = ("time/time_elapsed", "time_total_s", "_runtime", "_timestamp", "Relative Time (Process)", "Wall Time")
+# Names of tags and arguments that tell the program a run is of, the first that fits; two programs are two groups.
+PROGRAMS = {
+    "Stable-Baselines3": r"^(rollout/|eval/mean_reward)",
+    "RLlib": r"^(ray/|env_runners/|evaluation/|episode_reward_mean)",
+    "skrl": r"^Reward / ",
+    "tianshou": r"returns_stat|^test/reward",
+    "torchrl": r"^(train|eval)/episode_reward|^eval/reward",
+    "onefile-rl": "^run_dir$",
+    "CleanRL": "^wandb_project_name$",
+}
 EPISODES_IN_MEAN = 100  # of a point of every curve, unless --smooth is given: as Stable-Baselines3 and RLlib log it
 ITERATIONS = "ray/tune/num_env_steps_sampled_lifetime"  # RLlib's event files count iterations; this tag has the steps
 HYPERPARAMETERS = "hyperparameters/text_summary"
@@ -98,7 +109,6 @@ LAYOUTS = (
 )
 LOG_NAME = re.compile(r"tfevents|^progress\.csv$|^evaluations\.npz$|monitor\.csv$")  # such a file makes a run's folder
 UNKNOWN = "unknown"
-LONGEST_POINT = 1000  # bytes of an event, to be searched for damage; longer ones hold texts, pictures, distributions
 LEVEL = 0.05  # share of tables of equal groups in which a false verdict is put up with
 FEW_RUNS, ENOUGH_RUNS = 5, 8  # for an interval of a median that is 90 % sure; for a bootstrap that covers what it says
 RESAMPLES, RESAMPLES_OF_CURVES, GRID_POINTS = 10_000, 2000, 300
@@ -236,9 +246,9 @@ def records(path: Path, wanted: re.Pattern[bytes]) -> Iterator[bytes]:
         if not length or position + 16 + length > len(data):
             break
         position += 16 + length
-    # A point is short; of what is long, as of a last record that is not whole, the length is checked.
+    # Of what is longer than any point, as of a last record that is not whole, the length is checked.
     begins, lengths = np.array(starts, np.int64), np.diff([*starts, position]) - 16
-    is_point = (lengths > 0) & (lengths < LONGEST_POINT)
+    is_point = (lengths > 0) & (lengths < 1000)
     is_sound = sound(np.frombuffer(data, np.uint8), begins + 12 * is_point, np.where(is_point, lengths, 8))
     checked = len(starts) if is_sound.all() else int(is_sound.argmin())
     whole = min(checked, int((lengths > 0).sum()))
@@ -249,12 +259,10 @@ def records(path: Path, wanted: re.Pattern[bytes]) -> Iterator[bytes]:
     chosen[named[named < whole]] = True
     for start, length in zip(begins[:whole][chosen].tolist(), lengths[:whole][chosen].tolist(), strict=True):
         yield data[start + 12 : start + 12 + length]
-    if not data:
-        raise ValueError("is empty")
     if checked < len(starts):
         raise ValueError(f"is damaged at byte {starts[checked]:,}; what is before counts")
-    if position < len(data):
-        raise ValueError("ends within a record, still being written or cut; what is before counts")
+    if position < len(data) or not data:
+        raise ValueError("ends within a record, being written or cut; what is before counts" if data else "is empty")
 
 
 class EventFile:
@@ -274,8 +282,7 @@ class EventFile:
             for record in records(path, re.compile(b"\n..?(?:" + names.encode() + b")", re.DOTALL)):
                 self.add(Event.FromString(record), tags)
         except (DecodeError, ValueError, OSError) as error:
-            is_no_event = isinstance(error, DecodeError)
-            warn(f"{path} {'is damaged; what is before counts' if is_no_event else error}")
+            warn(f"{path} {error}")
 
     def add(self, event: Event, tags: tuple[str, ...]) -> None:
         """Adds what an event holds of these tags, of all tags if there are none."""
@@ -347,8 +354,8 @@ def read_source(source: Path, tags: tuple[str, ...]) -> list[Log]:
     # Of several logs in a folder that one counts which says most: single episodes, and evaluations in full.
     if not source.is_dir():
         return read_csv(source, tags)
-    files = [EventFile(path, tags) for path in sorted(source.glob("*tfevents*"))]
-    files = [file for file in files if file.start < math.inf]
+    paths = sorted(source.glob("*tfevents*"))
+    files = [file for path in paths if (file := EventFile(path, tags)).start < math.inf]
     curves = {tag: joined(files, tag) for tag in {tag: 0 for file in files for tag in file.points}}
     if known := curves.get(ITERATIONS):
         for tag, curve in curves.items():
@@ -372,6 +379,7 @@ def read_source(source: Path, tags: tuple[str, ...]) -> list[Log]:
     arguments, about = files_beside(source)
     keys = keys_of(source) | {key: value for file in files for key, value in file.hyperparameters.items()} | arguments
     keys["env_id"] = env_id if keys["env_id"] == UNKNOWN else keys["env_id"]
+    keys |= {"program": "Stable-Baselines3"} if episodes else {}
     curves |= episodes
     return [Log(str(source), keys, curves, about)] if files or curves else []
 
@@ -481,7 +489,7 @@ def read_wide(path: Path, table: dict[str, tuple[str, ...]], tags: tuple[str, ..
         warn(f"{path}: {name} is the count of Weights & Biases, which need not be that of the environment's steps")
     times = next((table[column] for column in TIMES if any(table.get(column, ()))), None)
     seconds = np.full(len(steps), np.nan) if times is None else since_start(numbers(times))
-    curves: dict[str, dict[str, Curve]] = defaultdict(dict)
+    curves: dict[str, dict[str, Curve]] = defaultdict(dict, {} if any(" - " in c for c in table) else {"": {}})
     for column, texts in table.items():
         run, _, tag = column.rpartition(" - ")
         if column in (*STEPS, *TIMES) or column.endswith(("__MIN", "__MAX")) or (tags and tag not in tags):
@@ -493,8 +501,6 @@ def read_wide(path: Path, table: dict[str, tuple[str, ...]], tags: tuple[str, ..
             values = numbers(texts)
             kept = np.isfinite(steps) & ~np.isnan(values)
             curves[run][tag] = in_order(steps[kept], seconds[kept], values[kept])
-    if not any(" - " in column for column in table):
-        curves[""] |= {}
     unit = "episodes" if path.name == "progress.csv" else "sampled episodes"
     named = {f"{path} {run}".strip(): (path.parent / (run or path.stem), own) for run, own in curves.items()}
     return [Log(text, keys_of(where), own, unit=unit) for text, (where, own) in named.items()]
@@ -536,6 +542,8 @@ def make_run(log: Log, tags: tuple[str, ...], args: Args) -> Run | None:
             full = int(np.argmax([*(curve.steps[:-1] >= needed[:-1] * (1 - 1e-6)), True]))
         # With the module that registers it or without, an id names the same environment.
         keys = keys | {"env_id": keys["env_id"].rpartition(":")[2], "smoothing": words}
+        told = (name for name, sign in PROGRAMS.items() if any(re.search(sign, text) for text in (tag, *keys)))
+        keys = {"program": next(told, UNKNOWN)} | keys
         return Run(log.path, keys, curve, window, words, full, log.about)
     return None
 
@@ -708,12 +716,6 @@ def bootstrapped(columns: list[np.ndarray], measure: Callable, resamples: int = 
     return np.stack([measure(np.concatenate(columns)), *np.percentile(measure(drawn), (2.5, 97.5), axis=0)])
 
 
-def wilson_interval(successes: int, n: int) -> tuple[float, float]:
-    """Returns the ends of Wilson's 95 % interval for a share that was seen as successes of n."""
-    interval = binomtest(successes, n).proportion_ci(method="wilson")
-    return float(interval.low), float(interval.high)
-
-
 def rank_sums(x: np.ndarray, y: np.ndarray) -> tuple[int, np.ndarray]:
     """Returns twice the sum of the ranks of x (n,) among x and y (m,), and how probable by chance each sum is."""
     # The probabilities (largest sum + 1,) are shares of all ways to deal the ranks to n and m runs. Twice, because runs
@@ -838,11 +840,11 @@ def summarise(group: Group, environment: str, args: Args) -> dict[str, Any]:
     if args.threshold is not None:
         steps, seconds = np.array([first_reach(run, args.threshold) for run in runs]).T
         row["reached"] = int(np.isfinite(steps).sum())
-        row["reached_low"], row["reached_high"] = wilson_interval(row["reached"], len(runs))
+        wilson = binomtest(row["reached"], len(runs)).proportion_ci(method="wilson")
+        row |= zip(("reached_low", "reached_high"), map(float, wilson), strict=True)
         row |= median_row("steps_to_threshold", steps) | median_row("seconds_to_threshold", seconds)
     # From the first point on: what is left of a run may begin far from step 0.
-    spans = [(np.ptp(run.curve.steps), np.ptp(run.curve.seconds)) for run in runs]
-    speeds = [steps / seconds for steps, seconds in spans if seconds > 0]
+    speeds = [np.ptp(curve.steps) / np.ptp(curve.seconds) for run in runs if np.ptp((curve := run.curve).seconds) > 0]
     return row | {"steps_per_second": float(np.median(speeds)) if speeds else None}
 
 
@@ -1279,6 +1281,8 @@ def report(args: Args) -> None:
         correction = f", p after Holm's correction over {tested} pairs" if tested > 1 else ""
         below.append(f"Verdicts: exact two-sided Mann-Whitney test at {LEVEL:.0%}{correction}.")
     below += [verdict.sentence() for verdict in verdicts] + [f"note: {line}" for line in notes(groups)]
+    skrl = [run for run in runs if run.keys["program"] == "skrl"]
+    below += ["note: skrl counts a step of all its environments as one; times their number it is ours."] * bool(skrl)
     below = [" ".join(line.split()) for line in below]  # a name may hold line breaks
     print("\n\n".join([*(markdown_table(lines) for _, lines in tables.values() if lines), "\n".join(below)]))
     written = write_tables(args.out, tables, below) if args.out else []

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import tyro
+from scipy.stats import binomtest, trim_mean
 from scipy.stats import t as student
-from scipy.stats import trim_mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import compare_runs
@@ -85,7 +85,7 @@ def share_rows(args: Args, rng: np.random.Generator) -> Iterator[list[str]]:
         cells = []
         for n in SIZES:
             reached = rng.binomial(n, share, args.samples)
-            ends = np.array([compare_runs.wilson_interval(int(k), n) for k in range(n + 1)])
+            ends = np.array([binomtest(k, n).proportion_ci(method="wilson") for k in range(n + 1)])
             cells.append(f"{covered(ends[reached], share):.1%}")
         yield [f"{share:.0%}", *cells]
 

@@ -199,7 +199,7 @@ def test_growing_and_cut_files(tmp_path, capsys):
         assert len(run.curve.steps) == 11
         assert (
             capsys.readouterr().err
-            == f"note: {path} ends within a record, still being written or cut; what is before counts\n"
+            == f"note: {path} ends within a record, being written or cut; what is before counts\n"
         )
     # The last record is cut.
     path.write_bytes(whole[:-3])
@@ -708,8 +708,9 @@ def test_median_interval_of_scores_that_are_infinite():
 
 def test_wilson_interval():
     """By the formula (k + z^2/2 +- z sqrt(k (n-k)/n + z^2/4)) / (n + z^2), z = 1.959964."""
-    assert compare_runs.wilson_interval(5, 5) == pytest.approx((0.565518, 1.0), abs=1e-6)
-    assert compare_runs.wilson_interval(3, 5) == pytest.approx((0.230724, 0.882380), abs=1e-5)
+    for scores, ends in (([9] * 5, (0.565518, 1.0)), ([9, 9, 9, 1, 1], (0.230724, 0.882380))):
+        row = row_of([make_run([score]) for score in scores], threshold=5.0)
+        assert (row["reached_low"], row["reached_high"]) == pytest.approx(ends, abs=1e-5)
 
 
 def test_interquartile_interval_against_scipy():
@@ -1378,7 +1379,7 @@ def test_errors(tmp_path, monkeypatch, capsys):
     assert "charts/episodic_return, other" in text
     assert "--metric losses/typo: no run has it" in says(run, "--metric", "losses/typo")
     text = says(run, "--group-by", "env_id", "typo")
-    assert "--group-by typo: no run has this argument; they have env_id, exp_name, folder, gamma, seed" in text
+    assert "--group-by typo: no run has this argument; they have env_id, exp_name, folder, gamma, program, seed" in text
     assert "--out table.txt: the name must end in .csv, .md or .tex" in says(run, "--out", "table.txt")
     assert f"--out {file}/table.csv: no folder that can be written to (File exists)" in says(
         run, "--out", file / "table.csv"

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from short_runs import command_line
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_compare_runs import write_run
 
 import compare_runs
 
@@ -162,6 +164,40 @@ def test_seeds_form_a_group_and_algorithms_do_not(pattern, sizes):
     assert sizes_of(read(pattern)) == sizes
 
 
+@pytest.mark.parametrize(
+    ("pattern", "metric", "program"),
+    [
+        ("stable_baselines3/tensorboard", "return", "Stable-Baselines3"),
+        ("stable_baselines3/tensorboard", "eval", "Stable-Baselines3"),
+        ("stable_baselines3/files", "return", "Stable-Baselines3"),
+        ("rl_zoo3", "return", "Stable-Baselines3"),
+        ("cleanrl", "return", "CleanRL"),
+        ("tianshou", "return", "tianshou"),
+        ("tianshou", "eval", "tianshou"),
+        ("skrl", "return", "skrl"),
+        ("rllib", "return", "RLlib"),
+        ("torchrl", "return", "torchrl"),
+        ("torchrl", "eval", "torchrl"),
+        ("wandb/CartPole*.csv", "return", UNKNOWN),
+    ],
+)
+def test_program(pattern, metric, program):
+    assert {run.keys["program"] for run in read(pattern, metric=metric)} == {program}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "exp_name", "program"),
+    [("cleanrl/*ppo*", "ppo", "CleanRL"), ("rl_zoo3/tb/*/PPO*", "PPO", "Stable-Baselines3")],
+)
+def test_runs_of_two_programs_with_one_name_are_two_groups(tmp_path, pattern, exp_name, program):
+    """Single episodes and means of 100 come to one smoothing, so that nothing else would part them."""
+    points = [(step, step / 100, 20.0) for step in range(0, 3001, 20)]
+    for seed in (1, 2):
+        write_run(tmp_path / f"{seed}", points, env_id=ENV, exp_name=exp_name, seed=seed, run_dir="runs")
+    runs = compare_runs.read_runs(compare_runs.Args((str(tmp_path), str(LOGS / pattern))))
+    assert sizes_of(runs) == {"program=onefile-rl": 2, f"program={program}": 2}
+
+
 def test_unknown_environments_in_two_folders_are_two_groups():
     """PPO_1 of one folder is not of the same task as PPO_1 of another, for all that is known."""
     patterns = [str(LOGS / pattern) for pattern in ("stable_baselines3/tensorboard", "tensorboard_csv/run-PPO_1*.csv")]
@@ -239,6 +275,43 @@ def test_times():
     assert run.curve.seconds[[0, -1]].tolist() == [0.963982105255127, 3.8328194618225098]
     (run, _) = read("wandb/CartPole*.csv")
     assert run.curve.seconds.tolist() == [2.5, 2.75, 4.0]
+
+
+def test_skrl_counts_its_environments_as_one(monkeypatch, capsys):
+    for pattern, told in (("skrl", True), ("cleanrl", False)):
+        command_line(compare_runs, monkeypatch, str(LOGS / pattern))
+        assert ("note: skrl counts a step of all its environments as one" in capsys.readouterr().out) is told
+
+
+@pytest.mark.parametrize(
+    ("columns", "steps", "seconds"),
+    [
+        # _timestamp is since 1970, _runtime since the start, which is before the first row.
+        ("_step,_runtime,_timestamp,global_step", [10, 20], [2.5, 4.0]),
+        ("_step,_timestamp,_runtime,global_step", [10, 20], [2.5, 4.0]),
+        ("_step,_timestamp,global_step", [10, 20], [0.0, 1.5]),
+        ("_runtime,_timestamp,global_step", [10, 20], [2.5, 4.0]),
+        ("_step,_runtime,_timestamp", [3, 5], [2.5, 4.0]),
+    ],
+)
+def test_columns_of_a_history(tmp_path, columns, steps, seconds):
+    cells = {"_step": (3, 5), "_runtime": (2.5, 4), "_timestamp": (1.7e9 + 2.5, 1.7e9 + 4), "global_step": (10, 20)}
+    names = [*columns.split(","), "charts/episodic_return"]
+    rows = [",".join(str(cells.get(name, (1, 2))[i]) for name in names) for i in (0, 1)]
+    (tmp_path / "history.csv").write_text("\n".join([",".join(names), *rows]) + "\n")
+    (run,) = compare_runs.read_runs(compare_runs.Args((str(tmp_path / "history.csv"),)))
+    assert run.curve.steps.tolist() == steps
+    assert run.curve.seconds.tolist() == pytest.approx(seconds, abs=1e-5)
+    assert run.curve.values.tolist() == [1.0, 2.0]
+
+
+def test_points_at_one_step_keep_their_order(tmp_path):
+    """Forty episodes that end at two steps, logged in turn: an unstable sort of so many deals them anew."""
+    rows = [f"{10 + 10 * (i % 2)},{i},{i}" for i in range(40)]
+    (tmp_path / "history.csv").write_text("\n".join(["global_step,_runtime,charts/episodic_return", *rows]) + "\n")
+    (run,) = compare_runs.read_runs(compare_runs.Args((str(tmp_path / "history.csv"),)))
+    assert run.curve.steps.tolist() == [10] * 20 + [20] * 20
+    assert run.curve.values.tolist() == [*range(0, 40, 2), *range(1, 40, 2)]
 
 
 def test_hyperparameters_and_settings():
