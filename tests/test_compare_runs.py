@@ -999,6 +999,14 @@ def test_three_against_three_never_give_a_verdict():
     assert [verdict.adjusted for verdict in verdicts] == pytest.approx([3 * 2 / 252] * 3)
 
 
+def test_a_difference_that_is_none_after_the_correction():
+    """U = 2 of five against five: p = 2 * 4 / 252 = 0.032, which three pairs make 0.095."""
+    scores = {"a": [1, 2, 3, 4, 7], "b": [5, 6, 8, 9, 10], "c": [1.5, 4.5, 5.5, 7.5, 9.5]}
+    verdict, *_ = compare_runs.compare(groups_of(scores), DEFAULTS)
+    assert (verdict.p, verdict.adjusted) == pytest.approx((8 / 252, 24 / 252))
+    assert "no difference shown between b and a (p = 0.095" in verdict.sentence()
+
+
 def test_baseline():
     groups = groups_of({name: range(i, i + 4) for i, name in ((0, "a"), (9, "b"), (19, "c"))})
     verdicts = compare_runs.compare(groups, compare_runs.Args(("runs",), baseline="b"))
