@@ -556,7 +556,8 @@ def find_sources(paths: tuple[str, ...]) -> list[Path]:
         matches = [given] if given.exists() else sorted(map(Path, glob.glob(str(given), recursive=True)))
         sources = [source for match in matches for source in sources_in(match)]
         if not sources:
-            rule = "a run's folder holds an event file or the like" if matches else "there is nothing of this name"
+            rule = "a run's folder holds an event file or the like; a CSV file is given by its own name"
+            rule = rule if matches else "there is nothing of this name"
             raise UsageError(f"{pattern}: no run found; {rule}")
         found |= {source.resolve(): source for source in sources}
     return list(found.values())
