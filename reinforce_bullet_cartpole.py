@@ -17,8 +17,9 @@ Differs from the paper: rewards after an action are discounted, and their sums n
         The factor gamma^t, by which the gradient of the discounted return weighs step t, is left out, as everyone does.
 
 A truncated episode is learned from as if nothing came after its end, since there is no critic to say what would. So
-returns near a time limit are too small, and an agent that always reaches the limit is told that its last actions are
-worth less than its first ones, whatever they are. The share of truncated episodes is logged, and --skip-truncated
+returns near a time limit are too small. The baseline is the mean return of the update's other episodes at the same
+step, too small by as much; without it an agent that always reaches the limit is told that its last actions are worth
+less than its first ones, and unlearns what it could. The share of truncated episodes is logged, and --skip-truncated
 leaves them out, which has a price too: where the good episodes are those that are cut, it learns from the bad ones.
 """
 
@@ -100,7 +101,7 @@ class Args:
 
     episodes_per_update: int = 4  # whole episodes that each update learns from, E
     norm_returns: bool = True  # normalise the returns of each update, less the baseline, to mean 0, deviation 1
-    baseline: bool = False  # subtract a learned value from the returns, for a gradient of the same mean, less variance
+    baseline: bool = True  # subtract the other episodes' mean return at the same step, for a gradient of less variance
     skip_truncated: bool = False  # learn nothing from episodes that a time limit cut off
 
     def check(self) -> None:
@@ -212,26 +213,17 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> Vect
 
 # ----- Networks -----
 class Agent(nn.Module):
-    """Policy, and with args.baseline the values of observations, in separate networks of ReLU layers."""
+    """Policy, a network of ReLU layers."""
 
     def __init__(self, args: Args, envs: VectorEnv) -> None:
         super().__init__()
         sizes = (envs.single_observation_space.shape[0], *args.hidden_sizes)
-
-        def network(outputs: int) -> nn.Sequential:
-            hidden = [(nn.Linear(*pair), nn.ReLU()) for pair in itertools.pairwise(sizes)]
-            return nn.Sequential(*(layer for pair in hidden for layer in pair), nn.Linear(sizes[-1], outputs))
-
-        self.actor = network(int(envs.single_action_space.n))
-        self.critic = network(1) if args.baseline else None
+        hidden = [layer for pair in itertools.pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
+        self.actor = nn.Sequential(*hidden, nn.Linear(sizes[-1], int(envs.single_action_space.n)))
 
     def policy(self, obs: Tensor) -> Categorical:
         """Returns the policy over A actions for observations (M, O)."""
         return Categorical(logits=self.actor(obs.float()), validate_args=False)
-
-    def value(self, obs: Tensor) -> Tensor:
-        """Returns the values (M,) of observations (M, O), 0 without a baseline."""
-        return torch.zeros(len(obs), device=obs.device) if self.critic is None else self.critic(obs.float()).squeeze(-1)
 
     def act(self, obs: Tensor, greedy: bool) -> Tensor:
         """Returns the actions (M,) that environments are to take: the most probable ones, or sampled."""
@@ -247,10 +239,22 @@ def linear_schedule(start: float, end: float, duration: float, t: float) -> floa
 
 def discounted_returns(rewards: list[float], gamma: float) -> Tensor:
     """Returns (T,) the discounted sum of the rewards of an episode from each step on."""
-    returns, tail = torch.zeros(len(rewards)), 0.0
-    for t in reversed(range(len(rewards))):
-        returns[t] = tail = rewards[t] + gamma * tail
-    return returns
+    returns, tail = [], 0.0
+    for reward in reversed(rewards):
+        tail = reward + gamma * tail
+        returns.append(tail)
+    return torch.tensor(returns[::-1])
+
+
+def less_baseline(returns: list[Tensor]) -> list[Tensor]:
+    """Returns of each episode what its return at a step is above the mean one of the others, which are 0 once ended.
+
+    A time limit takes the same from all episodes that reach it, so it leaves no trace here. What an episode did has no
+    part in its own baseline, so the mean of the gradient stays as it was. A single episode has the baseline 0.
+    """
+    padded = nn.utils.rnn.pad_sequence(returns, batch_first=True).double()  # equal returns shall leave exactly 0
+    above = padded - (padded.sum(0) - padded) / max(len(returns) - 1, 1)
+    return [x[: len(episode)] for x, episode in zip(above.float(), returns, strict=True)]
 
 
 def normalised(x: Tensor) -> Tensor:
@@ -433,19 +437,16 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
                 b_obs = torch.from_numpy(np.array(b_obs)).to(device)
                 b_actions = torch.from_numpy(np.array(b_actions)).to(device)
                 returns = [discounted_returns([reward for *_, reward in episode], args.gamma) for episode in played]
-                b_returns = torch.cat(returns).to(device)
-                policy, values = agent.policy(b_obs), agent.value(b_obs)
-                weights = b_returns - values.detach()
+                weights = torch.cat(less_baseline(returns) if args.baseline else returns).to(device)
                 weights = normalised(weights) if args.norm_returns else weights
+                policy = agent.policy(b_obs)
                 pg_loss = reinforce_loss(policy.log_prob(b_actions), weights, len(played))
-                v_loss = 0.5 * (values - b_returns).square().mean()
 
                 optimizer.zero_grad()
-                (pg_loss + v_loss).backward()
+                pg_loss.backward()
                 grad_norm = nn.utils.get_total_norm([x.grad for x in agent.parameters()])
                 optimizer.step()
                 scalars |= {"losses/policy_loss": pg_loss.item(), "losses/entropy": policy.entropy().mean().item()}
-                scalars |= {"losses/value_loss": v_loss.item()} if args.baseline else {}
                 scalars["losses/grad_norm"] = grad_norm.item()
 
             run.counters["global_step"] = global_step
