@@ -37,6 +37,8 @@ def commands_of(text):
 
 
 COMMANDS = commands_of(TEXT)
+COPIES = {copy: script for script, copy in re.findall(r"^cp (\w+\.py) (\w+\.py)$", TEXT, re.MULTILINE)}
+"""scripts that the page tells to make, and of which each is a copy"""
 
 
 def test_commands_are_found_in_all_kinds_of_code():
@@ -76,6 +78,7 @@ def test_there_is_a_command_to_check():
 
 @pytest.mark.parametrize(("script", "flags"), COMMANDS, ids=lambda x: x if isinstance(x, str) else " ".join(x))
 def test_every_command_parses(script, flags, capsys):
+    script = COPIES.get(script, script)
     assert script in SCRIPTS
     if "--help" in flags:
         assert flags == ["--help"]
@@ -102,13 +105,40 @@ def test_the_tests_are_started_as_the_checks_start_them():
     assert "python -m pytest" in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
-def test_every_row_under_learning_has_its_agent_and_every_agent_its_row():
-    section = TEXT.split("\n## Learning\n")[1].split("\n## ")[0]
-    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")][2:]
+def test_every_row_of_the_results_has_its_agent_and_every_agent_its_row():
+    section = TEXT.split("\n## Results\n")[1]
+    table = section[section.index("|") :].split("\n\n")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines()][2:]
     cells = [(re.search(r"(\w+)[.]py", script)[1], task.strip()) for task, script, *_ in rows]
     named = {f"{script}__{task}.pt" for script, task in cells}
     assert len(named) == len(rows)
     assert named == {path.name for path in (ROOT / "benchmarks" / "agents").glob("*.pt")}
+
+
+def test_the_first_experiment_changes_a_line_that_the_script_has():
+    text = (ROOT / "ppo_cartpole.py").read_text(encoding="utf-8")
+    body = text.split("def policy_loss(")[1].split("\n\n\n")[0]
+    assert COPIES == {"ppo_noclip.py": "ppo_cartpole.py"}
+    # One line returns, of the names that the page's line uses.
+    assert len(re.findall(r"^    return .*-advantages \* ratio", body, re.MULTILINE)) == body.count("return ") == 1
+
+
+def test_it_is_short_and_every_block_of_code_has_its_language():
+    lines = TEXT.splitlines()
+    assert len(lines) <= 220
+    fences = [line for line in lines if line.startswith("```")]
+    assert len(fences) % 2 == 0
+    assert set(fences[::2]) <= {"```sh", "```powershell", "```text"}
+    assert set(fences[1::2]) == {"```"}
+    assert not [line for line in lines if line.startswith("    ")]
+
+
+def test_sections_that_are_linked_exist():
+    links = re.findall(r"\]\(([\w./-]+\.md)#([\w-]+)\)", TEXT)
+    assert links
+    for path, anchor in links:
+        titles = re.findall(r"^#+ (.+)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+        assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_paths_of_the_repository_that_are_named_exist():
