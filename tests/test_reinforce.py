@@ -642,8 +642,8 @@ def test_a_number_that_is_none_ends_the_run_and_keeps_the_checkpoint(tmp_path, m
 
 
 def test_a_loss_that_overflows_ends_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, capsys):
-    """From the 50th step of each of both environments on, which is step 100; the squared error is the baseline's."""
-    args = tiny(tmp_path, "VectorHugeLater", checkpoint_every=60, baseline=True)
+    """From the 50th step of each of both environments on, step 100; the gradient's norm overflows."""
+    args = tiny(tmp_path, "VectorHugeLater", checkpoint_every=60, norm_returns=False)
     status, text = failed(script, monkeypatch, capsys, *flags_of(args))
     assert status == 1
     assert "error: a loss is not finite at step 1" in text
