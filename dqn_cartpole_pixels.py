@@ -1,0 +1,991 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "torch>=2.13.0", "gymnasium>=1.4.0", "opencv-python-headless>=4.10.0.84", "tyro>=1.0.16", "tensorboard>=2.21.0",
+#     "numpy>=2.1.0", "imageio>=2.34.0", "imageio-ffmpeg>=0.6.0", "psutil>=5.9.8", "tqdm>=4.66.3", "matplotlib>=3.10.8",
+#     "pygame-ce>=2.5.2",
+#     'box2d>=2.3.10; python_version < "3.14" and (sys_platform != "linux" or platform_machine == "x86_64")',
+# ]
+# ///
+"""Deep Q-learning (DQN) on CartPole from its picture alone, and on other environments that draw themselves.
+
+Paper: Mnih et al. 2015, https://www.nature.com/articles/nature14236; Double DQN: van Hasselt et al. 2016,
+       https://arxiv.org/abs/1509.06461.
+Run:   python dqn_cartpole_pixels.py
+Shapes: N envs, M samples of a batch, S frames of a stack, A actions, images are (C, H, W).
+Differs from the paper: frames are cropped, small, and show the last action; Adam instead of RMSProp; the error is
+        squared, where the paper clips it (--loss huber does too); gradients are clipped by their norm; weights start
+        orthogonal; frequencies count the steps of all environments together; a time limit is no end of the task.
+"""
+
+import ctypes
+import difflib
+import importlib.util
+import itertools
+import json
+import math
+import os
+import platform
+import random
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import cv2
+import gymnasium as gym
+import imageio.v2 as imageio
+import numpy as np
+import psutil
+import pygame
+import torch
+import tyro
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from pygame import gfxdraw
+from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+# ----- Arguments -----
+@dataclass(frozen=True)
+class Args:
+    """DQN on the pictures that an environment draws; a step is a decision, of --frame-skip steps of the environment."""
+
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
+    seed: int = 1  # seeds python, numpy, torch, the environments and their action spaces
+    torch_deterministic: bool = True  # deterministic kernels: on a CPU the same command gives the same weights
+    cuda: bool = True  # use a CUDA device where there is one, else the CPU
+    threads: int = 1  # CPU threads; 0: one for each core, for torch at most 8
+    run_dir: str = "runs"  # parent folder of the run folders
+    checkpoint_every: int = 25_000  # environment steps between checkpoints; 0: only at the end and on interruption
+    eval_every: int = 10_000  # environment steps between evaluations during training; 0: only at the end
+    eval_episodes: int = 10  # episodes of each evaluation
+    eval_greedy: bool = True  # evaluate with the most probable or the mean action; off: sampled from the policy
+    resume: str | None = None  # continue a run from its folder or from a checkpoint file
+    evaluate: str | None = None  # evaluate the checkpoint in this file or run folder, print the result, exit
+    capture_video: bool = False  # write MP4 files of evaluation episodes to the run's videos/
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "onefile-rl"  # project on Weights & Biases
+    wandb_entity: str | None = None  # team on Weights & Biases
+    progress: bool = True  # show a progress bar
+    plot: bool = False  # at the end draw the returns of the episodes, and their moving average, to returns.png
+
+    env_id: str = "CartPole-v1"  # any id that gymnasium.make takes, package.module:Id-v0 included
+    env_kwargs: str = "{}"  # keyword arguments for gymnasium.make, a JSON object
+    vector: Literal["sync", "async"] = "sync"  # gymnasium's environments step in this process, or in one each
+    num_envs: int = 4  # parallel environments, N
+    frame_skip: int = 2  # steps of the environment for which an action is repeated; a picture is drawn after the last
+    crop: tuple[float, float, float, float] | None = None  # top bottom left right in 0..1; none: where CartPole moves
+    resolution: tuple[int, int] = (7, 120)  # rows and columns of a frame, to which what was cropped is shrunk
+    stack: int = 4  # frames that an observation shows, the newest and those before, S
+    differences: bool = False  # the network sees the newest frame, and of those before their differences to the next
+    show_action: bool = True  # a row below the picture shows the action before it, whose effect no picture shows yet
+    reference_line: bool = False  # draw a vertical line at the centre of the picture
+    invert: bool = True  # 0 is white, the colour of CartPole's paper, as in frames before the start of an episode
+    fast_drawing: bool = True  # draw no more of CartPole's picture than the rows that are shown, with the same pixels
+
+    buffer_size: int = 100_000  # transitions that the replay memory holds
+    batch_size: int = 64  # transitions of one update, M
+    learning_starts: int = 1_000  # steps before the first update; after a resume without replay memory as many again
+    replay_on_device: bool = False  # keep the frames on the GPU, which spares copies
+    save_replay: bool = False  # keep the replay memory in latest.pt, so that a resumed run learns on at once
+
+    total_timesteps: int = 200_000  # environment steps of the whole run, over all environments
+    learning_rate: float = 5e-4  # step size of the optimizer
+    anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the run
+    gamma: float = 0.99  # discount of a reward one step later
+    compile: bool = False  # compile what the update computes; needs a C++ compiler on a CPU, seconds to start
+    hidden_sizes: tuple[int, ...] = (128, 128)  # units of each hidden layer
+
+    train_frequency: int = 4  # environment steps, over all environments, for each update
+    double: bool = False  # Double DQN: the network that learns picks the next action, the target network values it
+    loss: Literal["mse", "huber"] = "mse"  # squared error, or clipped as in the paper, which biases where ends are rare
+    tau: float = 1.0  # how far each update of the target network moves it towards the network; 1: a copy
+    target_network_frequency: int = 500  # environment steps between updates of the target network
+    start_e: float = 1.0  # epsilon, the probability of a random action, at the start
+    end_e: float = 0.05  # epsilon after the exploration, and in evaluations that are not greedy
+    exploration_fraction: float = 0.1  # share of total_timesteps over which epsilon falls linearly
+    max_grad_norm: float = 10.0  # longest gradient; longer ones are scaled down to it
+
+    def check(self) -> None:
+        """Raises a UsageError where a value is out of range or does not fit another one."""
+        limits = {
+            "batch_size train_frequency target_network_frequency eval_episodes hidden_sizes": (1, math.inf),
+            "num_envs": (1, 10_000),
+            "frame_skip stack": (1, 255),
+            "resolution": (4, 1_000),
+            "threads checkpoint_every eval_every": (0, math.inf),
+            "max_grad_norm": (1e-12, math.inf),
+            "learning_rate tau": (1e-12, 1),
+            "crop gamma start_e end_e exploration_fraction": (0, 1),
+            "seed": (0, 2_000_000_000),  # episodes of evaluations are seeded further up
+            "buffer_size": (16 * self.num_envs, math.inf),
+            "total_timesteps": (self.num_envs, math.inf),
+            "learning_starts": (0, self.total_timesteps - 1),
+        }
+        check_limits(self, limits)
+        top, bottom, left, right = self.crop or (0, 1, 0, 1)
+        require(top < bottom and left < right, f"--crop {self.crop} leaves nothing: it is TOP BOTTOM LEFT RIGHT")
+
+
+# ----- Environment -----
+def find_spec(env_id: str) -> EnvSpec:
+    """Returns the registered specification of an environment; `package.module:Id-v0` imports the module first."""
+    module, _, name = env_id.rpartition(":")
+    try:
+        importlib.import_module(module or "gymnasium")
+    except (ImportError, TypeError) as error:
+        hint = "; envs is a package of these scripts, rename yours" if module.startswith("envs.") else ""
+        raise UsageError(f"--env-id {env_id}: cannot import {module!r} ({error}){hint}") from error
+    usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
+    near = ", ".join(difflib.get_close_matches(name, usable, n=5, cutoff=0.3)) or "none"
+    what = f"importing {module} registered no {name} with gymnasium" if module else "there is no such environment"
+    require(name in gym.registry, f"--env-id {env_id}: {what}; the nearest ids: {near}")
+    return gym.registry[name]
+
+
+def draw_cartpole(state: np.ndarray, top: int, bottom: int) -> np.ndarray:
+    """Returns the rows from `top` up to `bottom` of CartPole's picture, (rows, 600, 3), Gymnasium's bit for bit.
+
+    Gymnasium fills, turns and copies all 400 rows; most of them are always white.
+    """
+    surface = pygame.Surface((600, bottom - top), depth=32)
+    surface.fill((255, 255, 255))
+    # Gymnasium draws with y upwards and turns the picture over. Corners are whole pixels, so no move or turn that is
+    # smaller than one can be seen.
+    lowest, cart_x = 400 - bottom, state[0] * (600 / 4.8) + 300
+    cart = [(-25, -15), (-25, 15), (25, 15), (25, -15)]
+    pole = [pygame.Vector2(x, y).rotate_rad(-state[2]) for x, y in ((-5, -5), (-5, 120), (5, 120), (5, -5))]
+    for corners, axle, color in ((cart, 0, (0, 0, 0)), (pole, 7.5, (202, 152, 101))):
+        pixels = [(int(x + cart_x), int(y + 100 + axle) - lowest) for x, y in corners]
+        gfxdraw.aapolygon(surface, pixels, color)
+        gfxdraw.filled_polygon(surface, pixels, color)
+    for draw in (gfxdraw.aacircle, gfxdraw.filled_circle):
+        draw(surface, int(cart_x), 107 - lowest, 5, (129, 132, 203))
+    gfxdraw.hline(surface, 0, 600, 100 - lowest, (0, 0, 0))
+    return cv2.cvtColor(np.frombuffer(surface.get_view("0"), np.uint8).reshape(-1, 600, 4)[::-1], cv2.COLOR_BGRA2RGB)
+
+
+class Frames(gym.Wrapper):
+    """Repeats actions, and shows the picture after the last step, cropped, grey and small, as (H, W) uint8.
+
+    CartPole's next position is the present one plus the present speed: what an action did to the speed is in no picture
+    before the next one. So the last row shows the action, as the part of it, from left to right, that is 255.
+    """
+
+    def __init__(self, env: gym.Env, args: Args) -> None:
+        super().__init__(env)
+        self.args, (rows, columns) = args, args.resolution
+        self.observation_space = gym.spaces.Box(0, 255, (rows + args.show_action, columns), np.uint8)
+        is_cartpole = type(env.unwrapped) is CartPoleEnv
+        self.draws_itself = is_cartpole and args.fast_drawing
+        # The top of the pole is at 173 of 400 rows, the lower edge of the cart at 315.
+        self.crop = args.crop or ((0.42, 0.77, 0.0, 1.0) if is_cartpole else (0.0, 1.0, 0.0, 1.0))
+
+    def frame(self, action: int | None) -> np.ndarray:
+        """Returns the picture (H, W) of the present state, to which the action led."""
+        if self.draws_itself:
+            size = (400, 600)
+        else:
+            picture = self.env.render()
+            require(np.ndim(picture) == 3, f"--env-id {self.args.env_id} draws no pictures")
+            size = picture.shape[:2]
+        top, bottom, left, right = (round(x * size[i // 2]) for i, x in enumerate(self.crop))
+        if self.draws_itself:
+            picture, top, bottom = draw_cartpole(self.unwrapped.state, top, bottom), 0, bottom - top
+        grey = cv2.cvtColor(picture[top:bottom, left:right], cv2.COLOR_RGB2GRAY)
+        if self.args.reference_line:
+            middle = grey.shape[1] // 2
+            grey[:, middle - 1 : middle + 2] = 0
+        rows, columns = self.args.resolution
+        frame = np.zeros(self.observation_space.shape, np.uint8)
+        # The mean over the pixels below each new one keeps shifts that are far smaller than it.
+        frame[:rows] = cv2.resize(grey, (columns, rows), interpolation=cv2.INTER_AREA)
+        if self.args.invert:
+            frame[:rows] = 255 - frame[:rows]
+        if self.args.show_action and action is not None:
+            space = self.action_space
+            edges = [(action - int(space.start) + i) * columns // int(space.n) for i in (0, 1)]
+            frame[-1, slice(*edges)] = 255
+        return frame
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:  # noqa: ANN401
+        """Starts an episode, to which no action led."""
+        _, info = self.env.reset(**kwargs)
+        return self.frame(None), info
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Takes `frame_skip` steps, fewer where the episode ends; rewards are summed."""
+        rewards = []
+        for _ in range(self.args.frame_skip):
+            _, reward, terminated, truncated, info = self.env.step(action)
+            rewards.append(float(reward))
+            if terminated or truncated:
+                break
+        return self.frame(action), sum(rewards), terminated, truncated, info
+
+
+class WholeEpisodes(gym.Wrapper):
+    """Reports the true score of whole episodes, whatever wrappers above cut or scale; fixes actions' first and type.
+
+    `info` has only "return", "length" and `info["measures"]` of an episode that ended, in the info of the reset that
+    follows, since EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it
+    is. A seeded reset seeds the action space too, from which some environments draw.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.ended, self.first_action = {}, getattr(env.action_space, "start", 0)
+        self.action_type = env.action_space.dtype.type
+        if self.first_action:
+            self.action_space = gym.spaces.Discrete(int(env.action_space.n))
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Starts an episode, and reports the one before if it ended."""
+        if seed is not None:
+            self.unwrapped.action_space.seed(seed)
+        info, self.ended, self.score, self.length = self.ended, {}, 0.0, 0
+        obs, _ = self.env.reset(seed=seed, options=options)
+        if not math.isfinite(np.sum(obs)):
+            raise FloatingPointError(f"{self.spec.id} is not finite at a reset: obs {obs}")
+        return obs, info
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
+        """Takes a step; a number that is not finite raises a FloatingPointError."""
+        obs, reward, terminated, truncated, info = self.env.step(self.action_type(action) + self.first_action)
+        self.score, self.length = self.score + float(reward), self.length + 1
+        if not math.isfinite(self.score + np.add.reduce(obs, axis=None)):  # np.sum, in half its time
+            raise FloatingPointError(f"{self.spec.id} is not finite in step {self.length}: reward {reward}, obs {obs}")
+        if terminated or truncated:
+            measures = [(name, float(value)) for name, value in info.get("measures", {}).items()]
+            self.ended = {"whole_episode": (("return", self.score), ("length", self.length), *measures)}
+        return obs, reward, terminated, truncated, {}
+
+
+def check_spaces(env_id: str, env: gym.Env, fits: bool) -> None:
+    """Raises a UsageError that says which script does unless this one fits the environment's spaces."""
+    spaces = (env.observation_space, env.action_space)
+    found = " and ".join(f"{type(x).__name__}{x.shape or ''} {x.dtype or ''}".strip() for x in spaces)
+    scripts = "vectors want ppo_cartpole.py, with a Box of actions ppo_continuous.py, uint8 images of 36 x 36 and more"
+    scripts += " with Discrete actions ppo_atari.py; envs/README.md tells how other spaces become one of these"
+    require(fits, f"--env-id {env_id} has {found}, not for this script: {scripts}")
+
+
+def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env]:
+    """Returns a factory of one environment; it shows (S, H, W) uint8 images, and draws in any case."""
+    training_pid = os.getpid()
+
+    def thunk() -> gym.Env:
+        if os.getpid() != training_pid:
+            # Ctrl-C reaches an environment's own process too, and is the training process's to handle.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        spec = find_spec(args.env_id)
+        keywords = json.loads(args.env_kwargs) | {"render_mode": "rgb_array"}
+        # Without a time limit of its own an evaluation might never end.
+        env = gym.make(spec, **{"max_episode_steps": spec.max_episode_steps or EVAL_MAX_STEPS, **keywords})
+        check_spaces(args.env_id, env, isinstance(env.action_space, gym.spaces.Discrete))
+        return gym.wrappers.FrameStackObservation(WholeEpisodes(Frames(env, args)), args.stack, padding_type="zero")
+
+    return thunk
+
+
+def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> VectorEnv:
+    """Returns parallel environments, for training and evaluation alike; those that draw step in this process."""
+    make = AsyncVectorEnv if args.vector == "async" and not render_mode else SyncVectorEnv
+    return make([make_env(args, render_mode)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+# ----- Networks -----
+class Agent(nn.Module):
+    """Values of all actions, by linear layers with ReLU between them, for the environments' spaces.
+
+    The means of a picture's columns tell CartPole's state by weighted sums, to which convolutions added only time.
+    """
+
+    def __init__(self, args: Args, envs: VectorEnv) -> None:
+        super().__init__()
+        self.epsilon, self.differences = args.end_e, args.differences
+        sizes, layers = [math.prod(envs.single_observation_space.shape), *args.hidden_sizes], []
+        for size, next_size in itertools.pairwise(sizes):
+            layers += [nn.Linear(size, next_size), nn.ReLU(inplace=True)]
+        self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], int(envs.single_action_space.n)))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Returns the values (M, A) of the actions for uint8 observations (M, S, H, W)."""
+        frames = obs.float() / 255
+        if self.differences:
+            frames = torch.cat([frames[:, 1:] - frames[:, :-1], frames[:, -1:]], dim=1)
+        return self.layers(frames.flatten(1))
+
+    def act(self, obs: Tensor, greedy: bool) -> Tensor:
+        """Returns the actions (M,) that environments are to take: the best ones, or epsilon-greedy."""
+        return epsilon_greedy(self(obs), 0.0 if greedy else self.epsilon)
+
+
+# ----- Storage -----
+class Batch(NamedTuple):
+    """M transitions; next_obs is what the action led to: the final observation where it ended an episode."""
+
+    obs: Tensor
+    next_obs: Tensor
+    actions: Tensor
+    rewards: Tensor
+    terminations: Tensor
+
+
+class ReplayBuffer:
+    """The newest transitions of each environment, in rings of single frames; stacks are rebuilt when they are sampled.
+
+    An observation shows the newest S frames (H, W) of its sequence, zeros before its start; with S = 1 it is one image
+    (C, H, W). Each frame is held once, where whole stacks with next observations would take 2 S times the memory. What
+    an episode's last step led to takes a row of its own, which is no transition. All rows together are `capacity`.
+    """
+
+    def __init__(
+        self, capacity: int, num_envs: int, obs_shape: tuple[int, ...], stack: int, device: torch.device
+    ) -> None:
+        self.rows, self.num_envs, self.obs_shape, self.stack = capacity // num_envs, num_envs, obs_shape, stack
+        size = (self.rows, num_envs)
+        self.columns = {
+            # Untouched memory of a CPU costs nothing.
+            "frames": torch.empty((*size, math.prod(obs_shape) // stack), dtype=torch.uint8, device=device),
+            "actions": torch.empty(size, dtype=torch.int64),
+            "rewards": torch.empty(size),
+            "terminations": torch.empty(size),
+            # Steps since the start of its sequence, counted up to S - 1: how many earlier frames its stack shows.
+            "ages": torch.empty(size, dtype=torch.uint8),
+            # Whether it is a transition whose frames are all there.
+            "whole": torch.zeros(size, dtype=torch.bool),
+        }
+        # Of each environment: the row of what its last transition led to, and the age of that transition.
+        self.position, self.age = torch.full((num_envs,), -1), torch.zeros(num_envs, dtype=torch.uint8)
+        self.added, self.filled, self.last_next_obs = 0, 0, None
+
+    def add(self, obs: np.ndarray, next_obs: np.ndarray, *numbers: np.ndarray) -> None:
+        """Stores a transition of each environment: the fields of a Batch, arrays (N, ...).
+
+        A sequence goes on where `obs` is the `next_obs` of the call before, after a lost life too; else one starts.
+        """
+        # At the start last_next_obs is None, which equals nothing.
+        goes_on = torch.from_numpy((obs == self.last_next_obs).reshape(self.num_envs, -1).all(-1))
+        self.age = torch.where(goes_on, (self.age + 1).clamp(max=self.stack - 1), 0)
+        # What the last transition of a sequence led to keeps its row.
+        envs, row = torch.arange(self.num_envs), (self.position + ~goes_on) % self.rows
+        self.last_next_obs, self.position = next_obs, (row + 1) % self.rows
+        for at, images in ((row, obs), (self.position, next_obs)):
+            newest = torch.from_numpy(images).view(self.num_envs, self.stack, -1)[:, -1]
+            self.columns["frames"][at, envs] = newest.to(self.columns["frames"].device)
+        for column, value in zip(list(self.columns.values())[1:], (*numbers, self.age, True), strict=True):
+            column[row, envs] = torch.as_tensor(value).to(column.dtype)
+        # The frame that was in the next row is gone, and with it every stack that showed it.
+        for ahead in range(self.stack):
+            self.columns["whole"][(self.position + ahead) % self.rows, envs] = False
+        self.filled = max(self.filled, 1 + int(torch.maximum(row, self.position).max()))
+        self.added += self.num_envs
+
+    def sample(self, batch_size: int, device: torch.device) -> Batch:
+        """Returns a batch of transitions, each drawn uniformly and with replacement."""
+        whole = self.columns["whole"].flatten()
+        picked = torch.empty(0, dtype=torch.int64)
+        while len(picked) < batch_size:
+            drawn = torch.randint(self.filled * self.num_envs, (2 * batch_size,))
+            picked = torch.cat([picked, drawn[whole[drawn]]])[:batch_size]
+        row, env = picked // self.num_envs, picked % self.num_envs
+        # (M, S + 1) frames: those of the stack, the oldest first, and the one that followed.
+        back = torch.arange(self.stack - 1, -2, -1)
+        wanted = (row.unsqueeze(-1) - back) % self.rows * self.num_envs + env.unsqueeze(-1)
+        frames = self.columns["frames"].flatten(0, 1)
+        images = frames.index_select(0, wanted.flatten().to(frames.device)).view(batch_size, self.stack + 1, -1)
+        before_start = back > self.columns["ages"].flatten()[picked].unsqueeze(-1)
+        if before_start.any():  # rarely, and writing to none of them takes longer than all the rest
+            images[before_start.to(images.device)] = 0
+        images = images.to(device)
+        obs, next_obs = (x.reshape(batch_size, *self.obs_shape) for x in (images[:, :-1], images[:, 1:]))
+        numbers = (self.columns[name].flatten()[picked] for name in ("actions", "rewards", "terminations"))
+        return Batch(obs, next_obs, *(x.to(device) for x in numbers))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint stores: of each column the rows that are filled."""
+        # By way of numpy, since of a slice torch.save writes the whole tensor, and a copy would take memory once more.
+        columns = {name: torch.from_numpy(x[: self.filled].cpu().numpy()) for name, x in self.columns.items()}
+        size = [self.rows, self.num_envs, self.stack, *self.obs_shape]
+        return {"size": size, "added": self.added, "position": self.position, "columns": columns}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` returned; what is added next starts new sequences."""
+        fits = state["size"] == [self.rows, self.num_envs, self.stack, *self.obs_shape]
+        require(fits, "the replay memory has other sizes; --no-save-replay starts a new one")
+        self.added, self.position, self.filled = state["added"], state["position"], len(state["columns"]["whole"])
+        for name, column in self.columns.items():
+            column[: self.filled] = state["columns"][name]
+
+
+# ----- Math -----
+def linear_schedule(start: float, end: float, duration: float, t: float) -> float:
+    """Returns what falls or rises linearly from `start` at t = 0 to `end` at t = duration, and stays there."""
+    return end if t >= duration else start + (end - start) * t / duration
+
+
+def epsilon_greedy(q_values: Tensor, epsilon: float) -> Tensor:
+    """Returns an action (N,) for each row of values (N, A): the best, with probability epsilon a random one.
+
+    Each environment draws for itself; drawn once for all, N environments would explore in step.
+    """
+    num_envs, num_actions = q_values.shape
+    explore = torch.rand(num_envs) < epsilon
+    random_action = torch.randint(num_actions, (num_envs,))
+    return torch.where(explore.to(q_values.device), random_action.to(q_values.device), q_values.argmax(-1))
+
+
+def td_targets(
+    rewards: Tensor, terminations: Tensor, next_target_q: Tensor, next_q: Tensor | None, gamma: float
+) -> Tensor:
+    """Returns what Q-learning takes for the values (M,) of the actions (Mnih et al. 2015, algorithm 1).
+
+    Args:
+        rewards: (M,).
+        terminations: (M,) 1 where the transition ended its task: nothing follows. A time limit is no such end.
+        next_target_q: (M, A) of the target network for what the transitions led to.
+        next_q: (M, A) of the network that learns, which then picks the next action (van Hasselt et al. 2016,
+            equation 4); None: the target network picks it too.
+        gamma: discount.
+    """
+    picked = (next_target_q if next_q is None else next_q).argmax(-1, keepdim=True)
+    return rewards + gamma * (1 - terminations) * next_target_q.gather(-1, picked).squeeze(-1)
+
+
+def q_learning_loss(
+    q_network: nn.Module, target_network: nn.Module, batch: Batch, gamma: float, double: bool, loss: str
+) -> tuple[Tensor, Tensor]:
+    """Returns the loss of a batch, and the mean value of its actions."""
+    with torch.no_grad():
+        next_q = q_network(batch.next_obs) if double else None
+        targets = td_targets(batch.rewards, batch.terminations, target_network(batch.next_obs), next_q, gamma)
+    q_values = q_network(batch.obs).gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
+    # smooth_l1_loss is half the square up to 1 and the absolute error less a half beyond.
+    error = nn.functional.mse_loss if loss == "mse" else nn.functional.smooth_l1_loss
+    return error(q_values, targets), q_values.detach().mean()
+
+
+@torch.no_grad()
+def update_target(q_network: nn.Module, target_network: nn.Module, tau: float) -> None:
+    """Moves the target network's weights by the share tau towards the network's; with 1 it becomes a copy."""
+    for own, target in zip(q_network.parameters(), target_network.parameters(), strict=True):
+        target.lerp_(own, tau)
+
+
+def quality(evaluation: dict[str, np.ndarray]) -> list[float]:
+    """Returns by what `best.pt` is chosen: of two such lists, the first numbers that differ decide."""
+    return [float(evaluation["return"].mean())]
+
+
+# ----- Evaluation -----
+EVAL_MAX_STEPS = 27_000
+"""longest episode where an environment has no limit of its own; ale-py ends games there too, at 108,000 frames"""
+Evaluation = dict[str, np.ndarray]
+"""true scores "return", "length" and what else an environment measures, arrays (E,) over episodes"""
+
+
+def finished_episodes(infos: dict[str, Any]) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yields the environment, and "return", "length" and measures of each whole episode that ended in this step."""
+    for i, episode in enumerate(infos.get("whole_episode", [])):
+        if episode is not None:
+            yield i, dict(episode)
+
+
+def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
+    """Returns what `finished_episodes` says of an episode of each seed, all at once; `film` is a folder for videos."""
+    episodes: dict[int, dict[str, float]] = {}
+    with closing_envs(make_envs(args, len(seeds), "rgb_array" if film else None)) as envs:
+        obs, _ = envs.reset(seed=seeds[0])
+        options = {"fps": envs.metadata.get("render_fps", 30), "macro_block_size": 2}
+        films = [imageio.get_writer(film / f"seed-{seed}.mp4", **options) for seed in seeds if film]
+        while len(episodes) < len(seeds):
+            stop_if_asked()
+            for i in [i for i in range(len(films)) if i not in episodes]:
+                try:
+                    films[i].append_data(envs.envs[i].render())
+                except ValueError as error:  # the episode counts without this picture
+                    print(f"seed-{seeds[i]}.mp4 lacks a picture: {error}", file=sys.stderr)
+            action = agent.act(torch.from_numpy(obs).to(device), args.eval_greedy)
+            obs, _, _, _, infos = envs.step(action.cpu().numpy())
+            for i, episode in finished_episodes(infos):
+                # An environment whose episode has ended is stepped along and not counted again.
+                episodes.setdefault(i, episode)
+    for video in films:
+        video.close()
+    return [episodes[i] for i in range(len(seeds))]
+
+
+@torch.no_grad()
+def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film: Path | None = None) -> Evaluation:
+    """Returns the scores of whole episodes in fresh environments, episode i seeded with seed + i.
+
+    The random streams of training stay as they were. `film` is a folder for videos of the first three episodes.
+    """
+    args = replace(args, vector="sync")  # a process for each episode would be many
+    seeds, filmed = range(seed, seed + args.eval_episodes), 3 if film else 0
+    streams = random.getstate(), np.random.get_state()  # noqa: NPY002 (users' environments may draw from it)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        seed_everything(seed)
+        episodes = play(agent, args, seeds[:filmed], device, film) if film else []
+        for i in range(filmed, len(seeds), 32):
+            episodes += play(agent, args, seeds[i : i + 32], device, None)
+    random.setstate(streams[0])
+    np.random.set_state(streams[1])  # noqa: NPY002
+    names = dict.fromkeys(name for episode in episodes for name in episode)
+    return {name: np.array([episode.get(name, np.nan) for episode in episodes]) for name in names}
+
+
+def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.device) -> Evaluation:
+    """Evaluates on episodes that had no part in choosing `best.pt`, and prints them; with videos where asked for."""
+    film = folder / "videos" if args.capture_video else None
+    if film:
+        film.mkdir(exist_ok=True)
+        print(f"videos: {film}, of the first episodes, on gymnasium's environments, which draw", flush=True)
+    evaluation = evaluate(agent, args, args.seed + 20_000, device, film)
+    scores, lengths = evaluation["return"], evaluation["length"]
+    for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
+        capped = f", cut at the cap of {EVAL_MAX_STEPS:,} steps" if length >= EVAL_MAX_STEPS else ""
+        print(f"episode {i}: return={score:g} length={length:g}{capped}")
+    numbers = {"mean": scores.mean(), "std": scores.std(), "min": scores.min(), "max": scores.max()}
+    numbers |= {"episodes": len(scores), "mean_length": lengths.mean()}
+    numbers |= {name: np.nanmean(x) for name, x in evaluation.items() if name not in ("return", "length")}
+    print("eval:", *(f"{name}={round(float(x), 4):g}" for name, x in numbers.items()), flush=True)
+    return evaluation
+
+
+def evaluate_checkpoint(args: Args) -> None:
+    """Evaluates the checkpoint or agent file at args.evaluate, which is not changed, and prints the result."""
+    device = prepare(args)
+    with closing_envs(make_envs(args, 1)) as envs:
+        agent = Agent(args, envs).to(device)
+    load_checkpoint(args.evaluate, agent=agent)
+    final_evaluation(agent, args, checkpoint_path(args.evaluate).parent, device)
+
+
+# ----- Training -----
+LOG_EVERY = 100
+"""environment steps between points of the scalars"""
+
+PACKAGES = (torch, gym, np, cv2)
+"""those whose versions args.json tells"""
+
+
+def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
+    """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run.
+
+    Raises:
+        UsageError: the arguments do not fit the environment or the checkpoint.
+        SystemExit: by Ctrl-C, SIGTERM or SIGHUP, after a checkpoint was written.
+        FloatingPointError: a loss is not finite; the last checkpoint stays as it was.
+    """
+    device = prepare(args)
+    with ExitStack() as cleanup:
+        with make_env(args)() as env:
+            obs_shape, stack = env.observation_space.shape, args.stack
+        # A row is one frame, and 18 bytes of numbers.
+        replay_device = device if args.replay_on_device else torch.device("cpu")
+        check_memory(args.buffer_size * (math.prod(obs_shape) // stack + 18), replay_device)
+        replay = ReplayBuffer(args.buffer_size, args.num_envs, obs_shape, stack, replay_device)
+
+        envs = cleanup.enter_context(closing_envs(make_envs(args, args.num_envs)))
+        agent = Agent(args, envs).to(device)
+        target_network = deepcopy(agent)
+        optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
+        modules = {"agent": agent, "target_network": target_network, "optimizer": optimizer}
+        modules |= {"replay": replay} if args.save_replay else {}
+        # A turn is one step of each environment; a last turn that would go beyond the total is left out.
+        total = args.total_timesteps // args.num_envs * args.num_envs
+        run = cleanup.enter_context(Run(args, "global_step", total, **modules))
+        # On a GPU this mode replays CUDA graphs, which spares the launch of each kernel.
+        mode = "reduce-overhead" if device.type == "cuda" else "default"
+        loss_of = torch.compile(q_learning_loss, mode=mode) if args.compile else q_learning_loss
+        # Without a stored memory a resumed run first fills a new one, with the policy that it has.
+        learn_from = run.counters["global_step"] - replay.added + args.learning_starts
+
+        obs, _ = envs.reset(seed=run.env_seed)
+        losses, log_time, log_step = [], time.perf_counter(), run.counters["global_step"]
+        for start_step in range(run.counters["global_step"], total - args.num_envs + 1, args.num_envs):
+            stop_if_asked()
+            global_step = start_step + args.num_envs
+
+            # Act, and remember what it led to: the final observation where an episode ended.
+            duration = args.exploration_fraction * args.total_timesteps
+            epsilon = linear_schedule(args.start_e, args.end_e, duration, start_step)
+            with torch.no_grad():
+                action = epsilon_greedy(agent(torch.from_numpy(obs).to(device)), epsilon).cpu().numpy()
+            next_obs, reward, termination, truncation, infos = envs.step(action)
+            final_obs = next_obs.copy()
+            for i in np.flatnonzero(termination | truncation):
+                final_obs[i] = infos["final_obs"][i]
+            # Only a termination is stored, no time limit: the future after that is worth something.
+            replay.add(obs, final_obs, action, reward, termination)
+            obs = next_obs
+            for _, episode in finished_episodes(infos):
+                run.log_episode(global_step, episode)
+
+            # A turn may pass several steps that call for an update, or none.
+            remaining = 1 - start_step / args.total_timesteps
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (remaining if args.anneal_lr else 1)
+            for step in range(max(start_step, learn_from) + 1, global_step + 1):
+                if step % args.train_frequency == 0:
+                    batch = replay.sample(args.batch_size, device)
+                    td_loss, mean_q = loss_of(agent, target_network, batch, args.gamma, args.double, args.loss)
+                    optimizer.zero_grad()
+                    td_loss.backward()
+                    grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                    optimizer.step()
+                    losses.append(torch.stack([td_loss.detach(), mean_q, grad_norm]))
+                if step % args.target_network_frequency == 0:
+                    update_target(agent, target_network, args.tau)
+            run.counters["global_step"] = global_step
+
+            last = global_step > total - args.num_envs
+            evaluating = args.eval_every and (last or crossed(args.eval_every, run.counters["evaluated"], global_step))
+            saving = evaluating or last or crossed(args.checkpoint_every, start_step, global_step)
+            if saving or crossed(LOG_EVERY, start_step, global_step):
+                means = torch.stack(losses).mean(0).tolist() if losses else []
+                if not np.isfinite(means).all():
+                    raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
+                scalars = dict(zip(("losses/td_loss", "losses/q_values", "losses/grad_norm"), means, strict=False))
+                scalars |= {"charts/epsilon": epsilon, "charts/learning_rate": optimizer.param_groups[0]["lr"]}
+                scalars["charts/SPS"] = (global_step - log_step) / (time.perf_counter() - log_time)
+                run.log(scalars)
+                losses, log_time, log_step = [], time.perf_counter(), global_step
+            if evaluating:
+                run.keep_best(evaluate(agent, args, args.seed + 10_000, device))
+            elif saving:
+                run.save("latest.pt")
+
+        evaluation = final_evaluation(agent, args, run.folder, device)
+        if run.counters["evaluated"] < run.counters["global_step"]:
+            run.keep_best(evaluation)
+        return agent, evaluation["return"]
+
+
+# ----- Bookkeeping -----
+# The same in all scripts of this kind, as Evaluation is; nothing here is part of the algorithm.
+FORMAT_VERSION = 2
+NOT_RESTORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
+
+signals: list[int] = []
+"""Ctrl-C, SIGTERM and SIGHUP that came: the first ends the run at the next `stop_if_asked`, a second one at once."""
+
+
+class UsageError(Exception):
+    """What the user asked for cannot be done: one line on standard error, exit status 2."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises a UsageError with the message unless the condition holds."""
+    if not condition:
+        raise UsageError(message)
+
+
+def note_signal(signum: int, frame: object) -> None:
+    """Handles a signal, at any moment, so it does no more than this."""
+    if signals:
+        os._exit(128 + signals[0])
+    signals.append(signum)
+    with suppress(OSError):  # the terminal may be gone
+        os.write(2, b"\nstopping; a second signal ends at once\n")
+
+
+def stop_if_asked() -> None:
+    """Ends the program with status 128 + its number if a signal came."""
+    if signals:
+        raise SystemExit(128 + signals[0])
+
+
+class Run:
+    """A run's folder with its log and checkpoints of the modules; the bar shows the counter `unit` up to `total`."""
+
+    def __init__(self, args: Args, unit: str, total: int, **modules: Any) -> None:  # noqa: ANN401
+        self.args, self.unit, self.modules, self.scores = args, unit, modules, []
+        self.counters: dict[str, Any] = {"global_step": 0, "episodes": 0, "evaluated": 0, "best_eval": []}
+        if args.resume is not None:
+            self.counters |= load_checkpoint(args.resume, **modules)["counters"]
+        step = self.counters["global_step"]
+        # Emulators and random streams are not stored: a resumed run starts new episodes, seeded from seed and step.
+        # Were the environments' seed the run's own, runs of neighbouring seeds would share most starts.
+        self.env_seed = int(np.random.SeedSequence([args.seed, step]).generate_state(1)[0] % 2**30)
+        if args.resume is not None:
+            seed_everything(self.env_seed)
+        # The time in milliseconds, so that two runs that start in one second get two folders.
+        name = re.sub(r"[/:\\]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time_ns() // 1_000_000}")
+        self.folder = Path(args.run_dir) / name if args.resume is None else checkpoint_path(args.resume).parent
+        try:
+            str(self.folder).encode()  # TensorBoard takes no other names
+            self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
+        except (OSError, UnicodeEncodeError) as error:
+            raise UsageError(f"--run-dir {args.run_dir}: cannot make {name} there: {error}") from error
+        for stray in self.folder.glob("*.tmp"):
+            stray.unlink()
+        about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
+        about["versions"] = {x.__name__: x.__version__ for x in PACKAGES} | {"python": platform.python_version()}
+        git = f"git -C {shlex.quote(str(Path(__file__).resolve().parent))} rev-parse HEAD"
+        status, commit = subprocess.getstatusoutput(git)
+        cuda = args.cuda and torch.cuda.is_available()
+        about["device"] = torch.cuda.get_device_name() if cuda else f"cpu {platform.machine()}"
+        about |= {"git_commit": None if status else commit, "threads": torch.get_num_threads(), "global_step": step}
+        about["wandb_id"] = re.sub(r"\W", "-", self.folder.name)
+        (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
+        if args.track:
+            import wandb
+
+            names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": self.folder.name}
+            wandb.init(**names, id=about["wandb_id"], resume="allow", config=about["args"], sync_tensorboard=True)
+        # Purging drops what an earlier start logged beyond the checkpoint.
+        purge_step = None if args.resume is None else step + 1
+        self.writer = SummaryWriter(str(self.folder), purge_step=purge_step, flush_secs=5)
+        rows = "\n".join(f"|{name}|{value}|" for name, value in about["args"].items())
+        self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", step)
+        state = "this run is finished, a larger total goes on" if self.counters[unit] >= total else "going on"
+        state = "a new run" if args.resume is None else state
+        print(f"run folder: {self.folder}\n{state}, at step {step:,}", flush=True)
+        style = {"dynamic_ncols": True}
+        if not (sys.stderr.isatty() and os.get_terminal_size(2).columns):
+            line = "{n:,} of {total:,}{unit}s, {rate_fmt}{postfix}, {remaining} left\n"
+            style = {"mininterval": 30, "maxinterval": 60, "delay": 1, "bar_format": line, "ncols": 200, "nrows": 20}
+        bar = {"total": total, "initial": self.counters[unit], "disable": not args.progress}
+        self.bar = tqdm(unit=" episode" if unit == "episodes" else " step", **bar, **style)
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A signal to all processes of the run ends environment processes too, which reads as a broken pipe.
+        interrupted = signals and kind and issubclass(kind, SystemExit | EOFError | ConnectionError)
+        if interrupted:
+            self.save("latest.pt")
+        with suppress(OSError):  # the terminal may be gone, the disk full
+            self.bar.close()
+            self.writer.close()
+            folder, parent = (shlex.quote(str(path)) for path in (self.folder, self.folder.parent))
+            if interrupted:
+                command = f"python {shlex.quote(sys.argv[0])} --resume {folder}"
+                print(f"interrupted at step {self.counters['global_step']:,}; go on with: {command}", flush=True)
+            elif not kind:
+                if self.args.plot:
+                    plot_returns(self.folder)
+                print(f"run folder: {folder}\nlook at it: tensorboard --logdir {parent}", flush=True)
+        if interrupted:
+            raise SystemExit(128 + signals[0]) from None
+
+    def log(self, scalars: dict[str, float]) -> None:
+        """Writes scalars at the global step, and moves the progress bar on."""
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, self.counters["global_step"])
+        self.writer.flush()
+        self.bar.update(self.counters[self.unit] - self.bar.n)
+
+    def log_episode(self, step: int, episode: dict[str, float]) -> None:
+        """Writes score, length and measures of an episode that ended in training, at its own step."""
+        for name, value in episode.items():
+            tag = f"charts/episodic_{name}" if name in ("return", "length") else f"charts/{name}"
+            self.writer.add_scalar(tag, value, step)
+        self.scores = [*self.scores[-99:], episode["return"]]
+        self.bar.set_postfix_str(f"return {np.mean(self.scores):.1f}", refresh=False)
+
+    def keep_best(self, evaluation: Evaluation) -> None:
+        """Logs an evaluation, and writes `best.pt` if none was better; a tie keeps the newer."""
+        means = {f"eval/{name}_mean": np.nanmean(values) for name, values in evaluation.items()}
+        self.log(means | {"eval/return_std": evaluation["return"].std()})
+        self.counters["evaluated"] = self.counters["global_step"]
+        if quality(evaluation) >= self.counters["best_eval"]:
+            self.counters["best_eval"] = quality(evaluation)
+            self.save("best.pt")
+        self.save("latest.pt")
+
+    def save(self, name: str) -> None:
+        """Writes a checkpoint; at any moment the file is whole, the old or the new one."""
+        if not all(x.isfinite().all() for x in self.modules["agent"].state_dict().values()):
+            raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}")
+        self.writer.flush()
+        content = {"script": Path(__file__).stem, "format_version": FORMAT_VERSION}
+        content |= {"args": asdict(self.args), "counters": self.counters}
+        kept = [key for key in self.modules if key != "replay" or name == "latest.pt"]
+        temporary = self.folder / f"{name}.tmp"
+        try:
+            with open(temporary, "wb") as file:
+                torch.save(content | {key: self.modules[key].state_dict() for key in kept}, file)
+                os.fsync(file.fileno())
+        except RuntimeError as error:  # so torch tells a full disk
+            raise OSError(f"{temporary} cannot be written: {error}") from error
+        os.replace(temporary, self.folder / name)
+
+
+def plot_returns(folder: Path) -> None:
+    """Draws the returns of a run's episodes, and the mean of the last 100 at each, to its `returns.png`."""
+    from matplotlib.figure import Figure
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events, tag = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload(), "charts/episodic_return"
+    points = events.Scalars(tag) if tag in events.Tags()["scalars"] else []
+    steps, returns = [point.step for point in points], [point.value for point in points]
+    averages = [np.mean(returns[max(0, end - 100) : end]) for end in range(1, len(returns) + 1)]
+    axes = Figure(figsize=(7, 4), layout="constrained").subplots()
+    axes.plot(steps, returns, ".", color="0.7", markersize=3, label="episode")
+    axes.plot(steps, averages, color="black", label="mean of the last 100")
+    axes.set(title=folder.name, xlabel="environment steps", ylabel="return")
+    axes.legend()
+    axes.figure.savefig(folder / "returns.png", dpi=150)
+    print(f"plot: {folder / 'returns.png'}")
+
+
+def checkpoint_path(path: str) -> Path:
+    """Returns the checkpoint file that a path names: itself, or `latest.pt` of a run folder."""
+    return Path(path) / "latest.pt" if Path(path).is_dir() else Path(path)
+
+
+def load_checkpoint(path: str, **modules: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Returns a checkpoint's content, loaded into the modules; a file that does not fit or holds code is refused."""
+    try:
+        archive = zipfile.ZipFile(checkpoint_path(path))
+        folders = any(entry.external_attr for entry in archive.infolist())  # torch reads noise in place of one
+        require(archive.testzip() is None and not folders, "a checksum is wrong")  # torch checks none
+        content = torch.load(checkpoint_path(path), map_location="cpu", weights_only=True)
+        script, version = content["script"], content["format_version"]
+        require((script, version) == (Path(__file__).stem, FORMAT_VERSION), f"it is of {script}.py, format {version}")
+        dropped = {name: content["args"].pop(name) for name in content["args"].keys() - vars(Args()).keys()}
+        Args(**content["args"]).check()
+        require(content["counters"]["global_step"] >= 0, "its counters are damaged")
+        for name in [x for x in modules if x != "replay" or x in content]:
+            require(name in content, f"it has no {name}: an agent file can be evaluated, not resumed")
+            modules[name].load_state_dict(content[name])
+            for parameter, state in getattr(modules[name], "state", {}).items():
+                require(all(np.shape(x) in ((), parameter.shape) for x in state.values()), f"{name} has other shapes")
+        require(all(x.isfinite().all() for x in content["agent"].values()), "its weights are not finite")
+    except Exception as error:  # a damaged or foreign file may raise anything, one that holds code an UnpicklingError
+        reason = f"{type(error).__name__}: {error}".removeprefix("UsageError: ").split(". ")[0]
+        raise UsageError(f"{path}: no checkpoint that fits: {reason}") from error
+    if dropped and not modules:
+        print(f"{path}: left out arguments that this script does not have: {dropped}", file=sys.stderr)
+    return content
+
+
+def crossed(every: int, before: int, after: int) -> bool:
+    """Says whether a multiple of `every` lies in (before, after]; never for 0."""
+    return every > 0 and after // every > before // every
+
+
+def check_limits(args: Args, limits: dict[str, tuple[float, float]]) -> None:
+    """Raises a UsageError unless each named argument lies between the two numbers; None passes."""
+    for names, (least, most) in limits.items():
+        for name in names.split():
+            values = getattr(args, name)
+            for value in values if isinstance(values, tuple) else (values,):
+                message = f"--{name.replace('_', '-')} {value} must be between {least:,} and {most:,}"
+                require(value is None or (least <= value <= most and value < math.inf), message)
+
+
+def check_memory(num_bytes: int, device: torch.device) -> None:
+    """Says what the storage takes, and raises a UsageError if the device has less free memory."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    print(f"storage: {num_bytes / 2**20:,.1f} MiB", flush=True)
+    need = f"the storage takes {num_bytes / 2**30:,.2f} GiB, more than the {free / 2**30:,.2f} free on {device}"
+    require(num_bytes <= free, need)
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds the global generators of python, numpy and torch."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+def prepare(args: Args) -> torch.device:
+    """Checks arguments and environment, seeds all generators, sets threads and determinism, and returns the device."""
+    args.check()
+    for package in ["wandb"] * args.track + ["matplotlib"] * args.plot:
+        require(importlib.util.find_spec(package), f"--track, --plot: a package is missing: pip install {package}")
+    torch.set_num_threads(args.threads or min(torch.get_num_threads(), 8))
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    mode, doing = "rgb_array" if args.capture_video else None, f"--env-id {args.env_id}: cannot be made or drawn:"
+    try:  # better known before hours of training
+        with warnings.catch_warnings(action="ignore"), closing_envs(make_envs(args, 1, mode)) as envs:
+            envs.reset(seed=args.seed)
+            require(not mode or np.ndim(envs.render()[0]) == 3, f"--capture-video: {args.env_id} draws no pictures")
+        if getattr(args, "compile", False):
+            doing = "--compile: torch cannot compile, is there a C++ compiler?"
+            torch.compile(torch.neg)(torch.zeros(2, device=device))
+    except UsageError:
+        raise
+    except Exception as error:  # environments and compilers may raise anything
+        raise UsageError(f"{doing} {type(error).__name__}: {(str(error).splitlines() or [''])[-1]}") from error
+    seed_everything(args.seed)
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        # Each minibatch frees and asks again for the same large tensors. Kept by the process, they cost no page faults,
+        # which took a fifth of the speed (M_MMAP_THRESHOLD is -3, M_TRIM_THRESHOLD -1).
+        libc.mallopt(-3, 2**30)
+        libc.mallopt(-1, 2**31 - 1)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads unset memory
+    torch.backends.cudnn.benchmark = not args.torch_deterministic
+    bfloat16 = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    hint = "; --amp would pay here" if bfloat16 and not getattr(args, "amp", True) else ""
+    print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}{hint}")
+    print(f"environment: {args.num_envs} x {args.env_id} {find_spec(args.env_id).kwargs}", flush=True)
+    return device
+
+
+@contextmanager
+def closing_envs(envs: VectorEnv) -> Iterator[VectorEnv]:
+    """Closes the environments at the end; gymnasium would wait for ever where one of their processes died."""
+    try:
+        yield envs
+    finally:
+        for process in getattr(envs, "processes", []):
+            process.terminate()
+            envs.closed = True
+        envs.close()
+
+
+def main() -> None:
+    """Runs the command line: status 0 when done, 1 when the run failed, 2 when the arguments are wrong."""
+    sys.path.append(os.getcwd())
+    sys.stdout.reconfigure(errors="replace")
+    # TensorBoard raises again, in this thread, what its writing thread met on a full disk.
+    threading.excepthook = lambda hook: None if issubclass(hook.exc_type, OSError) else threading.__excepthook__(hook)
+    handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)) if x}
+    usage = (UsageError, gym.error.Error, ImportError)
+    try:
+        for signum in [x for x, handler in handlers.items() if handler != signal.SIG_IGN]:  # as nohup has it
+            signal.signal(signum, note_signal)
+        args = tyro.cli(Args)
+        paths = [path for path in (args.resume, args.evaluate) if path is not None]
+        require(len(paths) < 2, "--resume and --evaluate exclude each other")
+        for path in paths:  # the arguments of that run, except what the command line overrides
+            stored = load_checkpoint(path)["args"]
+            args = tyro.cli(Args, default=Args(**{x: stored[x] for x in stored if x not in NOT_RESTORED}))
+        train(args) if args.evaluate is None else evaluate_checkpoint(args)
+    except (*usage, FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:
+        broken = isinstance(error, EOFError | ConnectionError)
+        reason = "a pipe broke: an environment process died, or nobody reads the output" if broken else error
+        print("error:", *str(reason).split(), file=sys.stderr)
+        sys.exit(2 if isinstance(error, usage) else 1)
+    finally:
+        signals.clear()
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+
+
+if __name__ == "__main__":
+    main()
