@@ -28,6 +28,7 @@ SMALL = {
     "ppo_continuous": PPO | {"env_id": "small_envs:Line3Trunc-v0"},
     "rpo_continuous": PPO | {"env_id": "small_envs:Line3Trunc-v0"},
     "dqn_cartpole_vec": DQN | VECTORS,
+    "dqn_cartpole_pixels": DQN | IMAGES,
     "dqn_balancing_plate": DQN,
     "reinforce_bullet_cartpole": VECTORS | {"num_envs": 2, "episodes_per_update": 2, "total_episodes": 8},
 }

@@ -22,15 +22,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = [
     *("ppo_atari.py", "a2c_atari.py", "dqn_atari.py", "ppo_cartpole.py", "ppo_continuous.py", "rpo_continuous.py"),
-    *("dqn_cartpole_vec.py", "dqn_balancing_plate.py", "reinforce_bullet_cartpole.py"),
+    *("dqn_cartpole_vec.py", "dqn_cartpole_pixels.py", "dqn_balancing_plate.py", "reinforce_bullet_cartpole.py"),
 ]
 """by name, so that a file of a user's beside them breaks nothing"""
 SECTIONS = ("Evaluation", "Bookkeeping")
 """those that are equal as a whole"""
 OWN = {"Args", "PACKAGES", "minibatch_loss", "train", "make_env", "make_envs", "Agent", "quality"}
 """names of what each script has for itself"""
-ALLOWED = {"ReplayBuffer": ("dqn_atari.py", "images are held as single frames, vectors whole")}
-"""name: the script whose text may differ from the others', and why"""
+ALLOWED = {
+    "ReplayBuffer": (("dqn_atari.py", "dqn_cartpole_pixels.py"), "images are held as single frames, vectors whole")
+}
+"""name: the scripts that share a text of their own under it, and why"""
 
 
 def scripts(folder: Path) -> list[Path]:
@@ -47,9 +49,13 @@ def names_of(node: ast.stmt) -> list[str]:
 
 
 def shared_pieces(path: Path) -> dict[str, slice]:
-    """Returns which lines of a script hold each name that others may have too, and each of the sections."""
-    pieces = all_pieces(path.read_text(encoding="utf-8"))
-    return {name: piece for name, piece in pieces.items() if name not in OWN and path.name != ALLOWED.get(name, "-")[0]}
+    """Returns which lines of a script hold each name that others may have too, and each of the sections.
+
+    A name in ALLOWED is called "NAME apart" in the scripts that have their own text for it.
+    """
+    pieces = {name: x for name, x in all_pieces(path.read_text(encoding="utf-8")).items() if name not in OWN}
+    apart = {name for name in pieces if path.name in ALLOWED.get(name, ((), ""))[0]}
+    return {f"{name} apart" if name in apart else name: piece for name, piece in pieces.items()}
 
 
 @functools.cache
