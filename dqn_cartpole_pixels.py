@@ -91,7 +91,7 @@ class Args:
     frame_skip: int = 2  # steps of the environment for which an action is repeated; a picture is drawn after the last
     crop: tuple[float, float, float, float] | None = None  # top bottom left right in 0..1; none: where CartPole moves
     resolution: tuple[int, int] = (7, 120)  # rows and columns of a frame, to which what was cropped is shrunk
-    stack: int = 4  # frames that an observation shows, the newest and those before, S
+    stack: int = 6  # frames that an observation shows, the newest and those before, S
     differences: bool = False  # the network sees the newest frame, and of those before their differences to the next
     show_action: bool = True  # a row below the picture shows the action before it, whose effect no picture shows yet
     reference_line: bool = False  # draw a vertical line at the centre of the picture
@@ -99,11 +99,11 @@ class Args:
     fast_drawing: bool = True  # draw CartPole without Gymnasium, the same picture in a tenth of the time
 
     buffer_size: int = 100_000  # transitions that the replay memory holds
-    batch_size: int = 64  # transitions of one update, M
+    batch_size: int = 128  # transitions of one update, M
     learning_starts: int = 1_000  # steps before the first update; after a resume without replay memory as many again
     save_replay: bool = False  # keep the replay memory in latest.pt, so that a resumed run learns on at once
 
-    total_timesteps: int = 200_000  # environment steps of the whole run, over all environments
+    total_timesteps: int = 120_000  # environment steps of the whole run, over all environments
     learning_rate: float = 5e-4  # step size of the optimizer
     anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the run
     gamma: float = 0.99  # discount of a reward one step later
