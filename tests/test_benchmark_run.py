@@ -599,8 +599,10 @@ def test_every_figure_under_learning_has_an_entry(task, script, figure, name):
     assert (found[0].env_id, found[0].script) == (task, script)
     assert found[0].claims.startswith(figure.split(":")[0])
     assert re.findall(r"-?\d+\.\d+", figure) == re.findall(r"-?\d+\.\d+", found[0].claims)
-    numbers = [float(x) for x in re.findall(r"-?\d+\.\d+", figure)]
-    assert found[0].claimed == numbers[: len(found[0].claimed)] != []
+    numbers, claimed = [float(x) for x in re.findall(r"-?\d+\.\d+", figure.split(";")[0])], found[0].claimed
+    # Of twenty seeds the README gives the least and the largest, or the one that all have.
+    assert claimed
+    assert numbers[: len(claimed)] == claimed if len(claimed) < 20 else set(numbers) == {min(claimed), max(claimed)}
 
 
 def trains_alike(one, other):
