@@ -7,6 +7,7 @@ import copy
 import functools
 import gc
 import inspect
+import json
 import math
 import os
 import pickle
@@ -1270,33 +1271,83 @@ def test_the_pictures_of_the_page_exist_and_are_small():
         assert 1000 < (PAGE.parent / name).stat().st_size < 50_000
 
 
-@pytest.mark.parametrize("script", ["ppo_continuous.py", "dqn_cartpole_vec.py", "ppo_cartpole.py"])
-def test_the_examples_of_the_page_are_trained_by_a_script(script, tmp_path):
-    # The page names the files in which the examples belong, and commands.
-    for name, example in zip(("my_envs.py", "my_ids.py"), blocks_of("python"), strict=True):
-        (tmp_path / name).write_text(example, encoding="utf-8")
-    (command,) = [line for block in blocks_of("sh") for line in block.splitlines() if script in line]
-    _, called, *flags = shlex.split(command)
-    assert Path(called).name == script
-    flags += ["--total-timesteps=600", "--no-progress", "--no-cuda", "--eval-episodes=2", "--eval-every=0"]
-    flags += {
-        "ppo_continuous.py": ["--num-envs=2", "--num-steps=100", "--num-minibatches=2"],
-        "dqn_cartpole_vec.py": ["--learning-starts=100"],
-        "ppo_cartpole.py": ["--num-envs=2", "--num-steps=100"],
-    }[script]
+COMMANDS = [line for block in blocks_of("sh") for line in block.splitlines()]
+PACKAGES = {
+    "my_grid": ["minigrid"],
+    "my_road": ["highway_env"],
+    "my_old": ["gym", "shimmy"],
+    "my_team": ["supersuit", "pettingzoo.sisl.pursuit_v5"],
+}
+"""what a recipe's module needs beside the requirements"""
+MY_PACKAGE = """
+import gymnasium as gym
+import numpy as np
+
+
+class Env(gym.Env):
+    def __init__(self, observation_space, action_space):
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+SPACES = {
+    "Machine": (gym.spaces.Box(0, 1, (3,)), gym.spaces.MultiDiscrete([2, 3])),
+    "FloatImages": (gym.spaces.Box(0, 1, (40, 48, 3)), gym.spaces.Discrete(2)),
+    "Stack": (gym.spaces.Box(0, 255, (40, 48, 2), np.uint8), gym.spaces.Discrete(2)),
+}
+for name, (observations, actions) in SPACES.items():
+    spaces = {"observation_space": observations, "action_space": actions}
+    gym.register(f"{name}-v0", Env, max_episode_steps=20, kwargs=spaces)
+"""
+"""the package that the page's recipes speak of, with the spaces that they are for"""
+
+
+def write_recipes(folder):
+    """Writes the page's examples: the first into my_envs.py, each recipe into the file that its first line names."""
+    first, *recipes = blocks_of("python")
+    files = {"my_envs.py": first, "my_package.py": MY_PACKAGE}
+    files |= {re.match(r"# (my_\w+\.py)\n", recipe)[1]: recipe for recipe in recipes}
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def test_every_recipe_has_a_command():
+    modules = {re.search(r"--env-id (\w+):", line)[1] for line in COMMANDS if ":" in line.split("--env-id")[1][:20]}
+    named = {re.match(r"# (my_\w+)\.py", recipe)[1] for recipe in blocks_of("python")[1:]}
+    assert modules == named | {"my_envs"}
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "python ppo_cartpole.py --env-id my_ids:MachineCounted-v0"])
+def test_the_examples_of_the_page_are_trained_by_a_script(command, tmp_path):
+    _, script, *flags = shlex.split(command)
     env_id = flags[flags.index("--env-id") + 1]
-    check = "import gymnasium, gymnasium.utils.env_checker as checker"
+    for package in PACKAGES.get(env_id.split(":")[0], []):
+        pytest.importorskip(package, exc_type=ImportError)
+    write_recipes(tmp_path)
     if "my_envs" in env_id:
+        check = "import gymnasium, gymnasium.utils.env_checker as checker"
         in_fresh_process(f"{check}; checker.check_env(gymnasium.make({env_id!r}).unwrapped)", tmp_path)
+    flags += ["--no-progress", "--no-cuda", "--threads=1", "--eval-episodes=1", "--eval-every=0"]
+    if "Car" in env_id:  # whose own limit is 1,000 slow steps
+        options = {"max_episode_steps": 20, **({"continuous": False} if "Racing" in env_id else {})}
+        flags += ["--env-kwargs", json.dumps(options)]
+    flags += ["--learning-starts=100"] if script.startswith("dqn") else ["--num-envs=2", "--num-steps=32"]
+    flags += ["--total-timesteps=64" if "ppo" in script else "--total-timesteps=300"]
+    flags += ["--num-minibatches=2"] if "ppo" in script else []
     run = [sys.executable, str(ROOT / script), *flags]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    # Two episodes, and the line that sums them up: an episode of each example lasts 100 steps at most.
-    lengths = [
-        int(length) for length in re.findall(r"^episode \d+: return=\S+ length=(\d+)$", done.stdout, re.MULTILINE)
-    ]
-    assert len(lengths) == 2
-    assert all(0 < length <= 100 for length in lengths)
-    assert re.search(r"^eval: mean=\S+ .*episodes=2", done.stdout, re.MULTILINE)
+    # One episode, and the line that sums it up; the longest of the examples have 200 steps, the old CartPole's 500.
+    (length,) = re.findall(r"^episode \d+: return=\S+ length=(\d+)$", done.stdout, re.MULTILINE)
+    assert 0 < int(length) <= (500 if "Old" in env_id else 20 if "Car" in env_id else 200)
+    assert re.search(r"^eval: mean=\S+ .*episodes=1 ", done.stdout, re.MULTILINE)
     assert list((tmp_path / "runs").glob("*/*.pt"))
