@@ -93,7 +93,7 @@ class Args:
     resolution: tuple[int, int] = (7, 120)  # rows and columns of a frame, to which what was cropped is shrunk
     stack: int = 6  # frames that an observation shows, the newest and those before, S
     differences: bool = False  # the network sees the newest frame, and of those before their differences to the next
-    show_action: bool = True  # a row below the picture shows the action before it, whose effect no picture shows yet
+    show_action: bool = True  # a row below the picture shows the action before it, which moves nothing in it yet
     reference_line: bool = False  # draw a vertical line at the centre of the picture
     invert: bool = True  # 0 is white, the colour of CartPole's paper, as in frames before the start of an episode
     fast_drawing: bool = True  # draw CartPole without Gymnasium, the same picture in a tenth of the time
@@ -126,7 +126,7 @@ class Args:
             "batch_size train_frequency target_network_frequency eval_episodes hidden_sizes": (1, math.inf),
             "num_envs": (1, 10_000),
             "frame_skip stack": (1, 255),
-            "resolution": (4, 1_000),
+            "resolution": (1, 1_000),
             "threads checkpoint_every eval_every": (0, math.inf),
             "max_grad_norm": (1e-12, math.inf),
             "learning_rate tau": (1e-12, 1),
@@ -180,8 +180,8 @@ def draw_cartpole(state: np.ndarray) -> np.ndarray:
 class Frames(gym.Wrapper):
     """Repeats actions, and shows the picture after the last step, cropped, grey and small, as (H, W) uint8.
 
-    CartPole's next position is the present one plus the present speed: what an action did to the speed is in no picture
-    before the next one. So a row below the picture shows the action: its part of the row, from left to right, is 255.
+    CartPole's next position is the present one plus the present speed, so a step's action moves nothing before the next
+    step. A row below the picture shows the action at once: its part of the row, from left to right, is 255.
     """
 
     def __init__(self, env: gym.Env, args: Args) -> None:
