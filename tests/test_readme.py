@@ -91,7 +91,7 @@ def test_every_command_parses(script, flags, capsys):
             flags = [*flags[:at], *flags[at + 2 :]]
     module = importlib.import_module(script.removesuffix(".py"))
     try:
-        args = module.parse_args(flags) if script == "compare_runs.py" else tyro.cli(module.Args, args=flags)
+        args = tyro.cli(module.Args, args=flags)
     except SystemExit:
         pytest.fail(capsys.readouterr().err)
     if script in TRAINING:
