@@ -1,0 +1,1076 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "torch>=2.13.0", "gymnasium>=1.4.0", "ale-py>=0.12.1", "stable-baselines3>=2.9.0",
+#     "opencv-python-headless>=4.10.0.84", "tyro>=1.0.16", "tensorboard>=2.21.0", "numpy>=2.1.0", "imageio>=2.34.0",
+#     "imageio-ffmpeg>=0.6.0", "psutil>=5.9.8", "tqdm>=4.66.3", "matplotlib>=3.10.8", "ray>=2.52",
+# ]
+# ///
+"""Proximal Policy Optimization (PPO) on Atari games, from pixels, with rollouts collected by Ray on many machines.
+
+Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, with the details that Huang et al. 2022 list for Atari
+       (https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/).
+Run:   python ppo_atari_ray.py --env-id PongNoFrameskip-v4 --num-workers 2
+Shapes: T steps, N envs in shards of E, B = T * N, M minibatch, (C, H, W) a stack of C images, A actions.
+        Index t is the transition from obs[t]: dones[t] says that step t ended its episode (CleanRL's dones[t + 1]).
+Differs from the paper: the value loss is clipped and advantages are normalised in each minibatch, as in OpenAI's code;
+        a time limit is no end of the task, so the last value of a truncated episode is bootstrapped.
+Differs from ppo_atari.py: the environments are cut into shards, each with an own stream of actions and an own inference
+        batch, and each worker, an actor of Ray on one thread, owns whole shards. So the same shards give the same
+        weights bit for bit with any number of workers and machines; one shard gives those of ppo_atari.py --threads 1.
+"""
+
+import ctypes
+import difflib
+import importlib.util
+import json
+import math
+import os
+import platform
+import random
+import re
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import ale_py
+import gymnasium as gym
+import imageio.v2 as imageio
+import numpy as np
+import psutil
+import torch
+import tyro
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from stable_baselines3.common import atari_wrappers as sb3
+from torch import Tensor, nn
+from torch.distributions import Categorical
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+# ----- Arguments -----
+@dataclass(frozen=True)
+class Args:
+    """PPO on Atari games, GameNoFrameskip-v4 or ALE/Game-v5, where a step is 4 frames, and on others with images."""
+
+    exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
+    seed: int = 1  # seeds python, numpy, torch, the environments and their action spaces
+    torch_deterministic: bool = True  # deterministic kernels: on a CPU the same command gives the same weights
+    cuda: bool = True  # use a CUDA device where there is one, else the CPU
+    threads: int = 0  # CPU threads; 0: one for each core, for torch at most 8
+    run_dir: str = "runs"  # parent folder of the run folders
+    checkpoint_every: int = 100_000  # environment steps between checkpoints; 0: only at the end and on interruption
+    eval_every: int = 250_000  # environment steps between evaluations during training; 0: only at the end
+    eval_episodes: int = 10  # episodes of each evaluation
+    eval_greedy: bool = False  # evaluate with the most probable or the mean action; off: sampled from the policy
+    resume: str | None = None  # continue a run from its folder or from a checkpoint file
+    evaluate: str | None = None  # evaluate the checkpoint in this file or run folder, print the result, exit
+    capture_video: bool = False  # write MP4 files of evaluation episodes to the run's videos/
+    track: bool = False  # mirror the run to Weights & Biases
+    wandb_project_name: str = "onefile-rl"  # project on Weights & Biases
+    wandb_entity: str | None = None  # team on Weights & Biases
+    progress: bool = True  # show a progress bar
+    plot: bool = False  # at the end draw the returns of the episodes, and their moving average, to returns.png
+
+    env_id: str = "BreakoutNoFrameskip-v4"  # any id that gymnasium.make takes, package.module:Id-v0 included
+    env_kwargs: str = "{}"  # keyword arguments for gymnasium.make, a JSON object
+    backend: Literal["ale", "gymnasium"] = "ale"  # ale-py's vector environment (Atari only), or gymnasium's wrappers
+    vector: Literal["sync"] = "sync"  # gymnasium's environments step in the process of their worker
+    num_envs: int = 8  # parallel environments, N
+    envs_per_shard: int = 4  # environments that are stepped as one batch, E; another size gives other weights
+    num_workers: int = 2  # processes that collect rollouts, each on one core; any number gives the same weights
+    ray_address: str = "local"  # "local" starts Ray on this machine, "auto" or HOST:PORT joins a cluster
+    overlap: bool = False  # collect the next rollout during the update, with weights that are one update old
+    num_steps: int = 128  # steps of each environment in one rollout, T
+
+    total_timesteps: int = 10_000_000  # environment steps of the whole run, over all environments
+    learning_rate: float = 2.5e-4  # step size of the optimizer
+    anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the run
+    gamma: float = 0.99  # discount of a reward one step later
+    compile: bool = False  # compile what the update computes; needs a C++ compiler on a CPU, seconds to start
+    amp: bool = False  # bfloat16 convolutions; pays on GPUs and on CPUs with AMX or AVX512_BF16, crawls on others
+
+    num_minibatches: int = 4  # minibatches of one pass over the batch; B / num_minibatches samples each
+    update_epochs: int = 4  # passes over each batch
+    gae_lambda: float = 0.95  # lambda of GAE: 0 is one-step TD (low variance), 1 is Monte Carlo (no bias)
+    norm_adv: bool = True  # normalise the advantages of each minibatch to mean 0, deviation 1
+    clip_coef: float = 0.1  # epsilon of the paper's equation 7; usually 0.1 to 0.3
+    clip_vloss: bool = True  # keep the value within clip_coef of its old estimate, as the policy's ratio is kept near 1
+    ent_coef: float = 0.01  # weight of the entropy bonus; usually 0 to 0.05
+    vf_coef: float = 0.5  # weight of the value loss
+    max_grad_norm: float = 0.5  # longest gradient; longer ones are scaled down to it
+    target_kl: float | None = None  # end an update at the first minibatch of a larger KL divergence; try 0.01 to 0.05
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of one rollout, B."""
+        return self.num_envs * self.num_steps
+
+    def check(self) -> None:
+        """Raises a UsageError where a value is out of range or does not fit another one."""
+        limits = {
+            "num_steps num_minibatches update_epochs eval_episodes": (1, math.inf),
+            "num_envs envs_per_shard num_workers": (1, 10_000),
+            "threads checkpoint_every eval_every ent_coef vf_coef": (0, math.inf),
+            "learning_rate": (1e-12, 1),
+            "clip_coef max_grad_norm target_kl": (1e-12, math.inf),
+            "gamma gae_lambda": (0, 1),
+            "seed": (0, 2_000_000_000),  # ale-py takes 31 bits
+            "total_timesteps": (self.batch_size, math.inf),
+        }
+        check_limits(self, limits)
+        fits = self.batch_size % self.num_minibatches == 0
+        require(fits, f"--num-minibatches must divide num_envs * num_steps = {self.batch_size}")
+        whole = self.num_envs % self.envs_per_shard == 0
+        require(whole, f"--envs-per-shard {self.envs_per_shard} must divide --num-envs {self.num_envs}")
+        shards = self.num_envs // self.envs_per_shard
+        require(self.num_workers <= shards, f"--num-workers {self.num_workers} must be at most {shards}, one a shard")
+        pairs = not self.norm_adv or self.num_minibatches < self.batch_size
+        require(pairs, "--num-minibatches leaves one sample in each, which --norm-adv cannot normalise")
+
+
+# ----- Environment -----
+def find_spec(env_id: str) -> EnvSpec:
+    """Returns the registered specification of an environment; `package.module:Id-v0` imports the module first."""
+    module, _, name = env_id.rpartition(":")
+    try:
+        importlib.import_module(module or "gymnasium")
+    except (ImportError, TypeError) as error:
+        hint = "; envs is a package of these scripts, rename yours" if module.startswith("envs.") else ""
+        raise UsageError(f"--env-id {env_id}: cannot import {module!r} ({error}){hint}") from error
+    usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
+    near = ", ".join(difflib.get_close_matches(name, usable, n=5, cutoff=0.3)) or "none"
+    what = f"importing {module} registered no {name} with gymnasium" if module else "there is no such environment"
+    require(name in gym.registry, f"--env-id {env_id}: {what}; the nearest ids: {near}")
+    return gym.registry[name]
+
+
+def is_atari(spec: EnvSpec) -> bool:
+    """Says whether the environment is one of ale-py's games."""
+    if isinstance(spec.kwargs.get("frameskip"), tuple):
+        game = spec.id.split("-")[0]
+        raise UsageError(f"--env-id {spec.id} skips frames at random; use {game}NoFrameskip-v4 or ALE/{game}-v5")
+    return spec.entry_point == "ale_py.env:AtariEnv"
+
+
+class NativeAtariEnv(AtariVectorEnv):
+    """ale-py's C++ vector environment, where a lost life counts as termination and rewards are their signs.
+
+    Games go on after a lost life. `infos["whole_episode"]` has the true score and the length in agent steps of each
+    whole game that ended, None elsewhere, as gymnasium's environments have it.
+    """
+
+    def __init__(self, spec: EnvSpec, num_envs: int, num_threads: int) -> None:
+        super().__init__(
+            **{name: value for name, value in spec.kwargs.items() if name != "frameskip"},
+            num_envs=num_envs,
+            num_threads=min(num_threads, num_envs),
+            autoreset_mode=AutoresetMode.SAME_STEP,
+            frameskip=4,
+            life_loss_info=True,  # episodic_life would restart the whole game at each lost life
+            reward_clipping=False,  # clipped below, since ale-py does not report what it clipped
+        )
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Starts new games; with a seed, game i gets seed + i."""
+        obs, infos = super().reset(seed=seed, options=options)
+        self.game_starts = infos["frame_number"] - infos["episode_frame_number"]
+        self.scores = self.lengths = np.zeros(self.num_envs)
+        return obs, infos
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Steps all games by 4 frames."""
+        obs, reward, termination, truncation, infos = super().step(actions)
+        scores, lengths = self.scores + reward, self.lengths + 1
+        # ale-py does not say whether a life or the game ended. Its total frame count goes on through resets, so a game
+        # is told by the number of its first frame.
+        game_starts = infos["frame_number"] - infos["episode_frame_number"]
+        game_over, self.game_starts = game_starts != self.game_starts, game_starts
+        if "final_obs" in infos:
+            # Of a lost life ale-py's is uninitialised memory; the game goes on from obs.
+            infos["final_obs"] = np.where(game_over[:, None, None, None], infos["final_obs"], obs)
+        games = zip(scores, lengths, game_over, strict=True)
+        infos["whole_episode"] = [{"return": x, "length": y} if over else None for x, y, over in games]
+        self.scores, self.lengths = np.where(game_over, 0, scores), np.where(game_over, 0, lengths)
+        return obs, np.sign(reward), termination, truncation, infos
+
+
+class MaxAndSkip(sb3.MaxAndSkipEnv):
+    """Returns the true last frame where a game ends within the 4 frames; its parent returns a stale one."""
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Repeats the action for 4 frames; rewards are summed, the last two frames' maximum is shown."""
+        obs, *results = super().step(action)
+        if results[1] or results[2]:
+            obs = self.unwrapped.ale.getScreenGrayscale()
+        return obs, *results
+
+
+class FireReset(gym.Wrapper):
+    """Presses FIRE at the start of each life, where a game waits for it, then action 2, as in OpenAI's baselines."""
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:  # noqa: ANN401
+        """Starts a life; where a button ended it at once, the next one."""
+        obs, info = self.env.reset(**kwargs)
+        for action in (self.unwrapped.get_action_meanings().index("FIRE"), 2):
+            obs, _, terminated, truncated, _ = self.env.step(action)
+            if terminated or truncated:
+                obs, ended = self.env.reset()
+                info |= ended
+        return obs, info
+
+
+class WholeEpisodes(gym.Wrapper):
+    """Reports the true score of whole episodes, whatever wrappers above cut or scale; fixes actions' first and type.
+
+    `info` has only "return", "length" and `info["measures"]` of an episode that ended, in the info of the reset that
+    follows, since EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it
+    is. A seeded reset seeds the action space too, from which some environments draw.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.ended, self.first_action = {}, getattr(env.action_space, "start", 0)
+        self.action_type = env.action_space.dtype.type
+        if self.first_action:
+            self.action_space = gym.spaces.Discrete(int(env.action_space.n))
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Starts an episode, and reports the one before if it ended."""
+        if seed is not None:
+            self.unwrapped.action_space.seed(seed)
+        info, self.ended, self.score, self.length = self.ended, {}, 0.0, 0
+        obs, _ = self.env.reset(seed=seed, options=options)
+        if not math.isfinite(np.sum(obs)):
+            raise FloatingPointError(f"{self.spec.id} is not finite at a reset: obs {obs}")
+        return obs, info
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
+        """Takes a step; a number that is not finite raises a FloatingPointError."""
+        obs, reward, terminated, truncated, info = self.env.step(self.action_type(action) + self.first_action)
+        self.score, self.length = self.score + float(reward), self.length + 1
+        if not math.isfinite(self.score + np.add.reduce(obs, axis=None)):  # np.sum, in half its time
+            raise FloatingPointError(f"{self.spec.id} is not finite in step {self.length}: reward {reward}, obs {obs}")
+        if terminated or truncated:
+            measures = [(name, float(value)) for name, value in info.get("measures", {}).items()]
+            self.ended = {"whole_episode": (("return", self.score), ("length", self.length), *measures)}
+        return obs, reward, terminated, truncated, {}
+
+
+def check_spaces(env_id: str, env: gym.Env, fits: bool) -> None:
+    """Raises a UsageError that says which script does unless this one fits the environment's spaces."""
+    spaces = (env.observation_space, env.action_space)
+    found = " and ".join(f"{type(x).__name__}{x.shape or ''} {x.dtype or ''}".strip() for x in spaces)
+    scripts = "vectors want ppo_cartpole.py, with a Box of actions ppo_continuous.py, uint8 images of 36 x 36 and more"
+    scripts += " with Discrete actions ppo_atari.py; envs/README.md tells how other spaces become one of these"
+    require(fits, f"--env-id {env_id} has {found}, not for this script: {scripts}")
+
+
+def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env]:
+    """Returns a factory of one environment; it shows (4, 84, 84) uint8 images; (C, H, W) stacks pass unchanged."""
+    training_pid = os.getpid()
+
+    def thunk() -> gym.Env:
+        if os.getpid() != training_pid:
+            # Ctrl-C reaches an environment's own process too, and is the training process's to handle.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        spec = find_spec(args.env_id)
+        # Not every environment takes the keyword, so it is left out where nothing is drawn.
+        keywords = json.loads(args.env_kwargs) | ({"render_mode": render_mode} if render_mode else {})
+        if is_atari(spec):
+            ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+            # frameskip=1 since MaxAndSkip skips: an ALE/ id alone would skip 4 of its own, 16 together.
+            env = gym.make(spec, frameskip=1, obs_type="grayscale", **keywords)
+            buttons = env.unwrapped.get_action_meanings()
+            # Backgammon and VideoCheckers have no NOOP to wait with.
+            env = sb3.NoopResetEnv(env, noop_max=30) if "NOOP" in buttons else env
+            env = MaxAndSkip(env, skip=4)
+            env.metadata = {**env.metadata, "render_fps": 15}  # of 60 frames a second a video shows every fourth
+            env = sb3.EpisodicLifeEnv(WholeEpisodes(env))
+            env = FireReset(env) if "FIRE" in buttons else env
+            env = sb3.ClipRewardEnv(env)
+        else:
+            # Without a time limit of its own an evaluation might never end.
+            env = gym.make(spec, **{"max_episode_steps": spec.max_episode_steps or EVAL_MAX_STEPS, **keywords})
+            space, shape = env.observation_space, env.observation_space.shape or ()
+            images = isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(shape) in (2, 3)
+            size = shape[:2] if shape[2:] in ((), (1,), (3,)) else shape[1:]
+            fits = images and min(size) >= 36 and isinstance(env.action_space, gym.spaces.Discrete)
+            check_spaces(args.env_id, env, fits)
+            env = WholeEpisodes(env)
+        shape = env.observation_space.shape
+        if len(shape) == 3 and shape[2] not in (1, 3):
+            return env
+        env = gym.wrappers.GrayscaleObservation(env) if shape[2:] == (3,) else env
+        env = gym.wrappers.ReshapeObservation(gym.wrappers.ResizeObservation(env, (84, 84)), (84, 84))
+        return gym.wrappers.FrameStackObservation(env, 4, padding_type="zero")
+
+    return thunk
+
+
+def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> VectorEnv:
+    """Returns parallel environments, for training and evaluation alike; rendering ones step in this process."""
+    spec = find_spec(args.env_id)
+    if is_atari(spec) and args.backend == "ale" and not render_mode:
+        if spec.max_episode_steps or json.loads(args.env_kwargs):
+            why = "own max_episode_steps" if spec.max_episode_steps else "--env-kwargs"
+            raise UsageError(f"--env-id {args.env_id}: {why} want --backend gymnasium")
+        return NativeAtariEnv(spec, num_envs, args.threads)
+    return SyncVectorEnv([make_env(args, render_mode)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+# ----- Networks -----
+def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
+    """Returns the layer with orthogonal weights of gain `std` and no biases."""
+    nn.init.orthogonal_(layer.weight, std)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Agent(nn.Module):
+    """Actor and critic on the convolutions of Mnih et al. 2015 (NatureCNN), for the spaces of the environments."""
+
+    def __init__(self, args: Args, envs: VectorEnv) -> None:
+        super().__init__()
+        self.amp = args.amp
+        channels, *size = envs.single_observation_space.shape
+        convolutions = nn.Sequential(
+            layer_init(nn.Conv2d(channels, 32, kernel_size=8, stride=4)),
+            nn.ReLU(inplace=True),
+            layer_init(nn.Conv2d(32, 64, kernel_size=4, stride=2)),
+            nn.ReLU(inplace=True),
+            layer_init(nn.Conv2d(64, 64, kernel_size=3, stride=1)),
+            nn.ReLU(inplace=True),
+            nn.Flatten(),
+        )
+        num_features = convolutions(torch.zeros(1, channels, *size)).shape[1]
+        self.trunk = nn.Sequential(convolutions, layer_init(nn.Linear(num_features, 512)), nn.ReLU(inplace=True))
+        # A small gain starts the policy near uniform, so that early actions explore.
+        self.actor = layer_init(nn.Linear(512, int(envs.single_action_space.n)), std=0.01)
+        self.critic = layer_init(nn.Linear(512, 1), std=1)
+        # Convolutions on channels-last tensors are the fast ones: 1.6 times on the CPUs that were measured.
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, obs: Tensor) -> tuple[Categorical, Tensor]:
+        """Returns the policy over A actions and values (M,) of uint8 observations (M, C, H, W)."""
+        with torch.autocast(obs.device.type, dtype=torch.bfloat16, enabled=self.amp):
+            hidden = self.trunk(obs.contiguous(memory_format=torch.channels_last).float().div_(255))
+        hidden = hidden.float()
+        return Categorical(logits=self.actor(hidden), validate_args=False), self.critic(hidden).squeeze(-1)
+
+    def act(self, obs: Tensor, greedy: bool) -> Tensor:
+        """Returns the actions (M,) that environments are to take: the most probable ones, or sampled."""
+        policy, _ = self(obs)
+        return policy.mode if greedy else policy.sample()
+
+
+# ----- Workers -----
+def pack(obs: np.ndarray) -> tuple[np.ndarray, bytes, bytes]:
+    """Returns what `unpack` needs of stacks (T, E, C, H, W): mostly their newest images, compressed about tenfold."""
+    follows = np.zeros(obs.shape[:2], bool)  # (T, E): this stack is the one before, moved on by one image
+    follows[1:] = (obs[1:, :, :-1] == obs[:-1, :, 1:]).all(axis=(2, 3, 4))
+    newest, older = obs[:, :, -1], obs[~follows, :-1]
+    return follows, zlib.compress(newest.tobytes(), 1), zlib.compress(older.tobytes(), 1)
+
+
+def unpack(follows: np.ndarray, newest: bytes, older: bytes, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns the stacks (T, E, C, H, W) that were packed, of the shape (C, H, W)."""
+    channels, *size = shape
+    obs = np.empty((*follows.shape, *shape), np.uint8)
+    obs[:, :, -1] = np.frombuffer(zlib.decompress(newest), np.uint8).reshape(*follows.shape, *size)
+    obs[~follows, :-1] = np.frombuffer(zlib.decompress(older), np.uint8).reshape(-1, channels - 1, *size)
+    for t in range(1, len(obs)):
+        obs[t, follows[t], :-1] = obs[t - 1, follows[t], 1:]
+    return obs
+
+
+def episodes_seed(args: Args, step: int) -> int:
+    """Returns the seed of the environments where new episodes start at a global step, as in `Run`."""
+    return int(np.random.SeedSequence([args.seed, step]).generate_state(1)[0] % 2**30)
+
+
+class Worker:
+    """An actor of Ray, which starts it anew where it or its machine dies; it then has other episodes, and says so."""
+
+    def __init__(self, args: Args, shards: range) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle
+        off = dict.fromkeys(("cuda", "compile", "track", "plot", "capture_video"), False)
+        self.args = replace(args, threads=1, **off)
+        prepare(replace(self.args, seed=args.seed + shards[0]))
+        self.envs = {shard: make_envs(self.args, args.envs_per_shard) for shard in shards}
+        self.agent = Agent(args, self.envs[shards[0]])
+        self.next_obs: dict[int, np.ndarray] = {}
+
+    def collect(self, weights: dict[str, Tensor], step: int, states: list[Tensor]) -> list[dict[str, Any]]:
+        """Returns the rollouts of the shards from a global step on; each has a generator, whose state travels."""
+        self.agent.load_state_dict(weights)
+        return [self.collect_shard(shard, step, state) for shard, state in zip(self.envs, states, strict=True)]
+
+    @torch.no_grad()
+    def collect_shard(self, shard: int, step: int, state: Tensor) -> dict[str, Any]:
+        """Collects T steps from each of a shard's E environments; what it returns is (T, E) where nothing else is said."""
+        args, envs, size = self.args, self.envs[shard], (self.args.num_steps, self.args.envs_per_shard)
+        torch.set_rng_state(state)
+        is_new = shard not in self.next_obs
+        if is_new:
+            self.next_obs[shard], _ = envs.reset(seed=episodes_seed(args, step) + shard * args.envs_per_shard)
+        next_obs = self.next_obs[shard]
+        obs, actions = np.zeros((*size, *next_obs.shape[1:]), np.uint8), torch.zeros(size, dtype=torch.int64)
+        logprobs, values, rewards, dones = torch.zeros((4, *size))
+        episodes = []
+        for t in range(args.num_steps):
+            obs[t] = next_obs
+            policy, values[t] = self.agent(torch.from_numpy(next_obs))
+            actions[t] = policy.sample()
+            logprobs[t] = policy.log_prob(actions[t])
+            next_obs, reward, termination, truncation, infos = envs.step(actions[t].numpy())
+            rewards[t], dones[t] = torch.from_numpy(reward), torch.from_numpy(termination | truncation)
+            cut_off = truncation & ~termination
+            if cut_off.any():
+                # A time limit is not the end of the task: bootstrap from the observation that it cut off.
+                final_obs = next_obs.copy()
+                for i in np.flatnonzero(cut_off):
+                    final_obs[i] = infos["final_obs"][i]
+                _, final_value = self.agent(torch.from_numpy(final_obs))
+                rewards[t] += args.gamma * final_value * torch.from_numpy(cut_off)
+            episodes += [(t, shard, i, episode) for i, episode in finished_episodes(infos)]
+        self.next_obs[shard] = next_obs
+        _, next_value = self.agent(torch.from_numpy(next_obs))  # (E,)
+        rollout = {"actions": actions, "logprobs": logprobs, "values": values, "rewards": rewards, "dones": dones}
+        rollout |= {"next_value": next_value, "obs": pack(obs), "episodes": episodes}
+        return rollout | {"state": torch.get_rng_state(), "is_new": is_new}
+
+
+@contextmanager
+def ray_cluster(args: Args) -> Iterator[Any]:
+    """Yields the package ray, connected to a cluster; one that was started here is ended, with all its processes.
+
+    Ray runs whatever it is sent, so every message must carry a secret: a cluster's own, or one made for this run.
+    """
+    is_local, options = args.ray_address == "local", {"log_to_driver": False, "logging_level": "ERROR"}
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        if is_local:
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex())
+            options |= {"_node_ip_address": "127.0.0.1", "include_dashboard": False, "num_cpus": args.num_workers}
+            options |= {"_temp_dir": folder}
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            import ray
+
+            ray.init(args.ray_address, **options)
+        except ImportError as error:
+            raise UsageError("this script needs Ray: pip install -r requirements-ray.txt") from error
+        except Exception as error:  # Ray raises all kinds
+            raise UsageError(f"--ray-address {args.ray_address}: no cluster that fits: {error}") from error
+        finally:
+            signal.signal(signal.SIGTERM, handler)  # Ray has put its own
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def fetch(ray: Any, futures: list[Any]) -> list[Any]:  # noqa: ANN401
+    """Returns what the workers answered, in order; stops if a signal came, and raises what a worker raised."""
+    while ray.wait(futures, num_returns=len(futures), timeout=0.1)[1]:
+        stop_if_asked()
+    try:
+        return ray.get(futures)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+
+
+# ----- Math -----
+def compute_gae(
+    rewards: Tensor, values: Tensor, next_value: Tensor, dones: Tensor, gamma: float, gae_lambda: float
+) -> Tensor:
+    """Returns the advantages (T, N) of generalised advantage estimation (Schulman et al. 2016, equation 16).
+
+    Args:
+        rewards: (T, N) of the transitions from obs[t], plus gamma * V(final obs) where a time limit cut an episode off.
+        values: (T, N) V(obs[t]).
+        next_value: (N,) V of what the last transition led to.
+        dones: (T, N) 1 where the transition ended its episode: bootstrapping and the sum stop.
+        gamma: discount.
+        gae_lambda: decay of the sum.
+    """
+    next_values = torch.cat([values[1:], next_value.unsqueeze(0)])
+    deltas = rewards + gamma * next_values * (1 - dones) - values
+    advantages, tail = torch.zeros_like(rewards), torch.zeros_like(next_value)
+    for t in reversed(range(len(rewards))):
+        advantages[t] = tail = deltas[t] + gamma * gae_lambda * (1 - dones[t]) * tail
+    return advantages
+
+
+def policy_loss(ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
+    """Returns the negated clipped objective, the paper's equation 7, as a mean over (M,) samples."""
+    return torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)).mean()
+
+
+def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: float | None) -> Tensor:
+    """Returns half the mean squared error of (M,) values; with clip_coef, of each one the larger of two errors.
+
+    The second is that of the value kept within clip_coef of the old one, `values`.
+    """
+    squared_error = (new_values - returns).square()
+    if clip_coef is not None:
+        clipped = values + (new_values - values).clamp(-clip_coef, clip_coef)
+        squared_error = torch.max(squared_error, (clipped - returns).square())
+    return 0.5 * squared_error.mean()
+
+
+def quality(evaluation: dict[str, np.ndarray]) -> list[float]:
+    """Returns by what `best.pt` is chosen: of two such lists, the first numbers that differ decide."""
+    return [float(evaluation["return"].mean())]
+
+
+# ----- Evaluation -----
+EVAL_MAX_STEPS = 27_000
+"""longest episode where an environment has no limit of its own; ale-py ends games there too, at 108,000 frames"""
+Evaluation = dict[str, np.ndarray]
+"""true scores "return", "length" and what else an environment measures, arrays (E,) over episodes"""
+
+
+def finished_episodes(infos: dict[str, Any]) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yields the environment, and "return", "length" and measures of each whole episode that ended in this step."""
+    for i, episode in enumerate(infos.get("whole_episode", [])):
+        if episode is not None:
+            yield i, dict(episode)
+
+
+def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
+    """Returns what `finished_episodes` says of an episode of each seed, all at once; `film` is a folder for videos."""
+    episodes: dict[int, dict[str, float]] = {}
+    with closing_envs(make_envs(args, len(seeds), "rgb_array" if film else None)) as envs:
+        obs, _ = envs.reset(seed=seeds[0])
+        options = {"fps": envs.metadata.get("render_fps", 30), "macro_block_size": 2}
+        films = [imageio.get_writer(film / f"seed-{seed}.mp4", **options) for seed in seeds if film]
+        while len(episodes) < len(seeds):
+            stop_if_asked()
+            for i in [i for i in range(len(films)) if i not in episodes]:
+                try:
+                    films[i].append_data(envs.envs[i].render())
+                except ValueError as error:  # the episode counts without this picture
+                    print(f"seed-{seeds[i]}.mp4 lacks a picture: {error}", file=sys.stderr)
+            action = agent.act(torch.from_numpy(obs).to(device), args.eval_greedy)
+            obs, _, _, _, infos = envs.step(action.cpu().numpy())
+            for i, episode in finished_episodes(infos):
+                # An environment whose episode has ended is stepped along and not counted again.
+                episodes.setdefault(i, episode)
+    for video in films:
+        video.close()
+    return [episodes[i] for i in range(len(seeds))]
+
+
+@torch.no_grad()
+def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film: Path | None = None) -> Evaluation:
+    """Returns the scores of whole episodes in fresh environments, episode i seeded with seed + i.
+
+    The random streams of training stay as they were. `film` is a folder for videos of the first three episodes.
+    """
+    args = replace(args, vector="sync")  # a process for each episode would be many
+    seeds, filmed = range(seed, seed + args.eval_episodes), 3 if film else 0
+    streams = random.getstate(), np.random.get_state()  # noqa: NPY002 (users' environments may draw from it)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        seed_everything(seed)
+        episodes = play(agent, args, seeds[:filmed], device, film) if film else []
+        for i in range(filmed, len(seeds), 32):
+            episodes += play(agent, args, seeds[i : i + 32], device, None)
+    random.setstate(streams[0])
+    np.random.set_state(streams[1])  # noqa: NPY002
+    names = dict.fromkeys(name for episode in episodes for name in episode)
+    return {name: np.array([episode.get(name, np.nan) for episode in episodes]) for name in names}
+
+
+def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.device) -> Evaluation:
+    """Evaluates on episodes that had no part in choosing `best.pt`, and prints them; with videos where asked for."""
+    film = folder / "videos" if args.capture_video else None
+    if film:
+        film.mkdir(exist_ok=True)
+        print(f"videos: {film}, of the first episodes, on gymnasium's environments, which draw", flush=True)
+    evaluation = evaluate(agent, args, args.seed + 20_000, device, film)
+    scores, lengths = evaluation["return"], evaluation["length"]
+    for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
+        capped = f", cut at the cap of {EVAL_MAX_STEPS:,} steps" if length >= EVAL_MAX_STEPS else ""
+        print(f"episode {i}: return={score:g} length={length:g}{capped}")
+    numbers = {"mean": scores.mean(), "std": scores.std(), "min": scores.min(), "max": scores.max()}
+    numbers |= {"episodes": len(scores), "mean_length": lengths.mean()}
+    numbers |= {name: np.nanmean(x) for name, x in evaluation.items() if name not in ("return", "length")}
+    print("eval:", *(f"{name}={round(float(x), 4):g}" for name, x in numbers.items()), flush=True)
+    return evaluation
+
+
+def evaluate_checkpoint(args: Args) -> None:
+    """Evaluates the checkpoint or agent file at args.evaluate, which is not changed, and prints the result."""
+    device = prepare(args)
+    with closing_envs(make_envs(args, 1)) as envs:
+        agent = Agent(args, envs).to(device)
+    load_checkpoint(args.evaluate, agent=agent)
+    final_evaluation(agent, args, checkpoint_path(args.evaluate).parent, device)
+
+
+# ----- Training -----
+PACKAGES = (torch, gym, np, ale_py)
+"""those whose versions args.json tells"""
+
+
+def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
+    """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run.
+
+    Raises:
+        UsageError: the arguments do not fit the environment or the checkpoint.
+        SystemExit: by Ctrl-C, SIGTERM or SIGHUP, after a checkpoint was written.
+        FloatingPointError: a loss is not finite; the last checkpoint stays as it was.
+    """
+    device = prepare(args)
+    with ExitStack() as cleanup:
+        with closing_envs(make_envs(args, 1)) as envs:
+            agent = Agent(args, envs).to(device)
+        optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
+        check_memory(args.batch_size * math.prod(envs.single_observation_space.shape), device)
+        num_iterations = args.total_timesteps // args.batch_size
+        before = load_checkpoint(args.resume)["args"] if args.resume is not None else vars(args)
+        same_batch = before["num_envs"] * before["num_steps"] == args.batch_size
+        require(same_batch, "--num-envs times --num-steps, the batch, must stay what it was in a resumed run")
+        total = num_iterations * args.batch_size
+        ray, num_shards = cleanup.enter_context(ray_cluster(args)), args.num_envs // args.envs_per_shard
+        start = ray.remote(max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")(Worker).remote
+        workers = [start(args, range(i, num_shards, args.num_workers)) for i in range(args.num_workers)]
+        fetch(ray, [worker.__ray_ready__.remote() for worker in workers])
+        run = cleanup.enter_context(Run(args, "global_step", total, agent=agent, optimizer=optimizer))
+        # On a GPU this mode replays CUDA graphs, which spares the launch of each kernel.
+        mode = "reduce-overhead" if device.type == "cuda" else "default"
+        forward = torch.compile(agent, mode=mode) if args.compile else agent
+
+        # Storage of one rollout's observations, on the network's device.
+        # Channels come last in memory, as the convolutions want them, so that no minibatch is put in order again.
+        size, (channels, height, width) = (args.num_steps, args.num_envs), envs.single_observation_space.shape
+        images = torch.zeros((*size, height, width, channels), dtype=torch.uint8, device=device)
+        obs = images.permute(0, 1, 4, 2, 3)
+
+        # The first shard draws from the learner's stream, as ppo_atari.py does, unless the two draw at the same time.
+        states = [torch.Generator().manual_seed(run.env_seed + shard).get_state() for shard in range(num_shards)]
+        first_step, futures = run.counters["global_step"], []
+
+        def start_collecting(step: int) -> list[Any]:
+            """Sends the weights and the states of the generators to the workers, who collect a rollout."""
+            states[0] = states[0] if args.overlap else torch.get_rng_state()
+            weights = ray.put({name: x.cpu() for name, x in agent.state_dict().items()})
+            return [x.collect.remote(weights, step, states[i :: len(workers)]) for i, x in enumerate(workers)]
+
+        for iteration in range(run.counters["global_step"] // args.batch_size + 1, num_iterations + 1):
+            start_time, start_step = time.perf_counter(), (iteration - 1) * args.batch_size
+            remaining = 1 - (iteration - 1) / num_iterations
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (remaining if args.anneal_lr else 1)
+
+            # Workers collect T steps from each of the N environments.
+            rollouts: list[dict[str, Any]] = [{}] * num_shards
+            for i, answer in enumerate(fetch(ray, futures or start_collecting(start_step))):
+                rollouts[i :: len(workers)] = answer
+            waited = time.perf_counter() - start_time
+            states = [rollout["state"] for rollout in rollouts]
+            if args.overlap:
+                futures = start_collecting(iteration * args.batch_size) if iteration < num_iterations else []
+            else:
+                torch.set_rng_state(states[0])
+            again = [shard for shard, rollout in enumerate(rollouts) if rollout["is_new"] and start_step > first_step]
+            if again:
+                print(f"a worker died: shards {again} collected iteration {iteration} again, from new episodes")
+            for shard, rollout in enumerate(rollouts):
+                part = slice(shard * args.envs_per_shard, (shard + 1) * args.envs_per_shard)
+                obs[:, part] = torch.from_numpy(unpack(*rollout["obs"], obs.shape[2:]))
+            names = ("actions", "logprobs", "values", "rewards", "dones", "next_value")
+            actions, logprobs, values, rewards, dones, next_value = (
+                torch.cat([rollout[name] for rollout in rollouts], dim=-1) for name in names
+            )
+            for t, _, _, episode in sorted(
+                (x for rollout in rollouts for x in rollout["episodes"]), key=lambda x: x[:3]
+            ):
+                run.log_episode(start_step + (t + 1) * args.num_envs, episode)
+
+            advantages = compute_gae(rewards, values, next_value, dones, args.gamma, args.gae_lambda)
+            returns = advantages + values
+
+            # (T, N, ...) -> (B, ...), then several passes in random minibatches.
+            stacked = (obs, actions, logprobs, values, advantages, returns)
+            b_obs, b_actions, b_logprobs, b_values, b_advantages, b_returns = (
+                x.flatten(0, 1).to(device) for x in stacked
+            )
+            passes = (torch.randperm(args.batch_size, device=device) for _ in range(args.update_epochs))
+            losses = []
+            for mb_inds in (x for order in passes for x in order.chunk(args.num_minibatches)):
+                policy, new_values = forward(b_obs[mb_inds])
+                logratio = policy.log_prob(b_actions[mb_inds]) - b_logprobs[mb_inds]
+                ratio = logratio.exp()
+                mb_advantages = b_advantages[mb_inds]
+                if args.norm_adv:
+                    mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
+                pg_loss = policy_loss(ratio, mb_advantages, args.clip_coef)
+                v_clip = args.clip_coef if args.clip_vloss else None
+                v_loss = value_loss(new_values, b_values[mb_inds], b_returns[mb_inds], v_clip)
+                entropy = policy.entropy().mean()
+                loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+
+                optimizer.zero_grad()
+                loss.backward()
+                grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                # Two estimates of KL(old || new), the second of lower variance: http://joschu.net/blog/kl-approx.html
+                old_approx_kl, approx_kl = (-logratio).mean(), (ratio - 1 - logratio).mean()
+                clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
+                terms = {"value_loss": v_loss, "policy_loss": pg_loss, "entropy": entropy, "grad_norm": grad_norm}
+                terms |= {"old_approx_kl": old_approx_kl, "approx_kl": approx_kl, "clipfrac": clipfrac}
+                losses.append(torch.stack(list(terms.values())).detach())
+                if args.target_kl is not None and approx_kl > args.target_kl:
+                    break
+                optimizer.step()
+
+            means = torch.stack(losses).mean(0).tolist()
+            run.counters["global_step"] = global_step = iteration * args.batch_size
+            if not np.isfinite(means).all():
+                raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
+            scalars = {f"losses/{name}": mean for name, mean in zip(terms, means, strict=True)}
+            scalars["losses/explained_variance"] = (1 - (returns - values).var() / returns.var()).item()
+            scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
+            scalars["charts/SPS"] = args.batch_size / (time.perf_counter() - start_time)
+            scalars["charts/waiting"] = waited / (time.perf_counter() - start_time)
+            run.log(scalars)
+
+            last = iteration == num_iterations
+            if args.eval_every and (last or crossed(args.eval_every, run.counters["evaluated"], global_step)):
+                run.keep_best(evaluate(agent, args, args.seed + 10_000, device))
+            elif last or crossed(args.checkpoint_every, start_step, global_step):
+                run.save("latest.pt")
+
+        evaluation = final_evaluation(agent, args, run.folder, device)
+        if run.counters["evaluated"] < run.counters["global_step"]:
+            run.keep_best(evaluation)
+        return agent, evaluation["return"]
+
+
+# ----- Bookkeeping -----
+# The same in all scripts of this kind, as Evaluation is; nothing here is part of the algorithm.
+FORMAT_VERSION = 2
+NOT_RESTORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
+
+signals: list[int] = []
+"""Ctrl-C, SIGTERM and SIGHUP that came: the first ends the run at the next `stop_if_asked`, a second one at once."""
+
+
+class UsageError(Exception):
+    """What the user asked for cannot be done: one line on standard error, exit status 2."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises a UsageError with the message unless the condition holds."""
+    if not condition:
+        raise UsageError(message)
+
+
+def note_signal(signum: int, frame: object) -> None:
+    """Handles a signal, at any moment, so it does no more than this."""
+    if signals:
+        os._exit(128 + signals[0])
+    signals.append(signum)
+    with suppress(OSError):  # the terminal may be gone
+        os.write(2, b"\nstopping; a second signal ends at once\n")
+
+
+def stop_if_asked() -> None:
+    """Ends the program with status 128 + its number if a signal came."""
+    if signals:
+        raise SystemExit(128 + signals[0])
+
+
+class Run:
+    """A run's folder with its log and checkpoints of the modules; the bar shows the counter `unit` up to `total`."""
+
+    def __init__(self, args: Args, unit: str, total: int, **modules: Any) -> None:  # noqa: ANN401
+        self.args, self.unit, self.modules, self.scores = args, unit, modules, []
+        self.counters: dict[str, Any] = {"global_step": 0, "episodes": 0, "evaluated": 0, "best_eval": []}
+        if args.resume is not None:
+            self.counters |= load_checkpoint(args.resume, **modules)["counters"]
+        step = self.counters["global_step"]
+        # Emulators and random streams are not stored: a resumed run starts new episodes, seeded from seed and step.
+        # Were the environments' seed the run's own, runs of neighbouring seeds would share most starts.
+        self.env_seed = int(np.random.SeedSequence([args.seed, step]).generate_state(1)[0] % 2**30)
+        if args.resume is not None:
+            seed_everything(self.env_seed)
+        # The time in milliseconds, so that two runs that start in one second get two folders.
+        name = re.sub(r"[/:\\]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time_ns() // 1_000_000}")
+        self.folder = Path(args.run_dir) / name if args.resume is None else checkpoint_path(args.resume).parent
+        try:
+            str(self.folder).encode()  # TensorBoard takes no other names
+            self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
+        except (OSError, UnicodeEncodeError) as error:
+            raise UsageError(f"--run-dir {args.run_dir}: cannot make {name} there: {error}") from error
+        for stray in self.folder.glob("*.tmp"):
+            stray.unlink()
+        about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
+        about["versions"] = {x.__name__: x.__version__ for x in PACKAGES} | {"python": platform.python_version()}
+        git = f"git -C {shlex.quote(str(Path(__file__).resolve().parent))} rev-parse HEAD"
+        status, commit = subprocess.getstatusoutput(git)
+        cuda = args.cuda and torch.cuda.is_available()
+        about["device"] = torch.cuda.get_device_name() if cuda else f"cpu {platform.machine()}"
+        about |= {"git_commit": None if status else commit, "threads": torch.get_num_threads(), "global_step": step}
+        about["wandb_id"] = re.sub(r"\W", "-", self.folder.name)
+        (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
+        if args.track:
+            import wandb
+
+            names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": self.folder.name}
+            wandb.init(**names, id=about["wandb_id"], resume="allow", config=about["args"], sync_tensorboard=True)
+        # Purging drops what an earlier start logged beyond the checkpoint.
+        purge_step = None if args.resume is None else step + 1
+        self.writer = SummaryWriter(str(self.folder), purge_step=purge_step, flush_secs=5)
+        rows = "\n".join(f"|{name}|{value}|" for name, value in about["args"].items())
+        self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", step)
+        state = "this run is finished, a larger total goes on" if self.counters[unit] >= total else "going on"
+        state = "a new run" if args.resume is None else state
+        print(f"run folder: {self.folder}\n{state}, at step {step:,}", flush=True)
+        style = {"dynamic_ncols": True}
+        if not (sys.stderr.isatty() and os.get_terminal_size(2).columns):
+            line = "{n:,} of {total:,}{unit}s, {rate_fmt}{postfix}, {remaining} left\n"
+            style = {"mininterval": 30, "maxinterval": 60, "delay": 1, "bar_format": line, "ncols": 200, "nrows": 20}
+        bar = {"total": total, "initial": self.counters[unit], "disable": not args.progress}
+        self.bar = tqdm(unit=" episode" if unit == "episodes" else " step", **bar, **style)
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A signal to all processes of the run ends environment processes too, which reads as a broken pipe.
+        interrupted = signals and kind and issubclass(kind, SystemExit | EOFError | ConnectionError)
+        if interrupted:
+            self.save("latest.pt")
+        with suppress(OSError):  # the terminal may be gone, the disk full
+            self.bar.close()
+            self.writer.close()
+            folder, parent = (shlex.quote(str(path)) for path in (self.folder, self.folder.parent))
+            if interrupted:
+                command = f"python {shlex.quote(sys.argv[0])} --resume {folder}"
+                print(f"interrupted at step {self.counters['global_step']:,}; go on with: {command}", flush=True)
+            elif not kind:
+                if self.args.plot:
+                    plot_returns(self.folder)
+                print(f"run folder: {folder}\nlook at it: tensorboard --logdir {parent}", flush=True)
+        if interrupted:
+            raise SystemExit(128 + signals[0]) from None
+
+    def log(self, scalars: dict[str, float]) -> None:
+        """Writes scalars at the global step, and moves the progress bar on."""
+        for name, value in scalars.items():
+            self.writer.add_scalar(name, value, self.counters["global_step"])
+        self.writer.flush()
+        self.bar.update(self.counters[self.unit] - self.bar.n)
+
+    def log_episode(self, step: int, episode: dict[str, float]) -> None:
+        """Writes score, length and measures of an episode that ended in training, at its own step."""
+        for name, value in episode.items():
+            tag = f"charts/episodic_{name}" if name in ("return", "length") else f"charts/{name}"
+            self.writer.add_scalar(tag, value, step)
+        self.scores = [*self.scores[-99:], episode["return"]]
+        self.bar.set_postfix_str(f"return {np.mean(self.scores):.1f}", refresh=False)
+
+    def keep_best(self, evaluation: Evaluation) -> None:
+        """Logs an evaluation, and writes `best.pt` if none was better; a tie keeps the newer."""
+        means = {f"eval/{name}_mean": np.nanmean(values) for name, values in evaluation.items()}
+        self.log(means | {"eval/return_std": evaluation["return"].std()})
+        self.counters["evaluated"] = self.counters["global_step"]
+        if quality(evaluation) >= self.counters["best_eval"]:
+            self.counters["best_eval"] = quality(evaluation)
+            self.save("best.pt")
+        self.save("latest.pt")
+
+    def save(self, name: str) -> None:
+        """Writes a checkpoint; at any moment the file is whole, the old or the new one."""
+        if not all(x.isfinite().all() for x in self.modules["agent"].state_dict().values()):
+            raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}")
+        self.writer.flush()
+        content = {"script": Path(__file__).stem, "format_version": FORMAT_VERSION}
+        content |= {"args": asdict(self.args), "counters": self.counters}
+        kept = [key for key in self.modules if key != "replay" or name == "latest.pt"]
+        temporary = self.folder / f"{name}.tmp"
+        try:
+            with open(temporary, "wb") as file:
+                torch.save(content | {key: self.modules[key].state_dict() for key in kept}, file)
+                os.fsync(file.fileno())
+        except RuntimeError as error:  # so torch tells a full disk
+            raise OSError(f"{temporary} cannot be written: {error}") from error
+        os.replace(temporary, self.folder / name)
+
+
+def plot_returns(folder: Path) -> None:
+    """Draws the returns of a run's episodes, and the mean of the last 100 at each, to its `returns.png`."""
+    from matplotlib.figure import Figure
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events, tag = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload(), "charts/episodic_return"
+    points = events.Scalars(tag) if tag in events.Tags()["scalars"] else []
+    steps, returns = [point.step for point in points], [point.value for point in points]
+    averages = [np.mean(returns[max(0, end - 100) : end]) for end in range(1, len(returns) + 1)]
+    axes = Figure(figsize=(7, 4), layout="constrained").subplots()
+    axes.plot(steps, returns, ".", color="0.7", markersize=3, label="episode")
+    axes.plot(steps, averages, color="black", label="mean of the last 100")
+    axes.set(title=folder.name, xlabel="environment steps", ylabel="return")
+    axes.legend()
+    axes.figure.savefig(folder / "returns.png", dpi=150)
+    print(f"plot: {folder / 'returns.png'}")
+
+
+def checkpoint_path(path: str) -> Path:
+    """Returns the checkpoint file that a path names: itself, or `latest.pt` of a run folder."""
+    return Path(path) / "latest.pt" if Path(path).is_dir() else Path(path)
+
+
+def load_checkpoint(path: str, **modules: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Returns a checkpoint's content, loaded into the modules; a file that does not fit or holds code is refused."""
+    try:
+        archive = zipfile.ZipFile(checkpoint_path(path))
+        folders = any(entry.external_attr for entry in archive.infolist())  # torch reads noise in place of one
+        require(archive.testzip() is None and not folders, "a checksum is wrong")  # torch checks none
+        content = torch.load(checkpoint_path(path), map_location="cpu", weights_only=True)
+        script, version = content["script"], content["format_version"]
+        require((script, version) == (Path(__file__).stem, FORMAT_VERSION), f"it is of {script}.py, format {version}")
+        dropped = {name: content["args"].pop(name) for name in content["args"].keys() - vars(Args()).keys()}
+        Args(**content["args"]).check()
+        require(content["counters"]["global_step"] >= 0, "its counters are damaged")
+        for name in [x for x in modules if x != "replay" or x in content]:
+            require(name in content, f"it has no {name}: an agent file can be evaluated, not resumed")
+            modules[name].load_state_dict(content[name])
+            for parameter, state in getattr(modules[name], "state", {}).items():
+                require(all(np.shape(x) in ((), parameter.shape) for x in state.values()), f"{name} has other shapes")
+        require(all(x.isfinite().all() for x in content["agent"].values()), "its weights are not finite")
+    except Exception as error:  # a damaged or foreign file may raise anything, one that holds code an UnpicklingError
+        reason = f"{type(error).__name__}: {error}".removeprefix("UsageError: ").split(". ")[0]
+        raise UsageError(f"{path}: no checkpoint that fits: {reason}") from error
+    if dropped and not modules:
+        print(f"{path}: left out arguments that this script does not have: {dropped}", file=sys.stderr)
+    return content
+
+
+def crossed(every: int, before: int, after: int) -> bool:
+    """Says whether a multiple of `every` lies in (before, after]; never for 0."""
+    return every > 0 and after // every > before // every
+
+
+def check_limits(args: Args, limits: dict[str, tuple[float, float]]) -> None:
+    """Raises a UsageError unless each named argument lies between the two numbers; None passes."""
+    for names, (least, most) in limits.items():
+        for name in names.split():
+            values = getattr(args, name)
+            for value in values if isinstance(values, tuple) else (values,):
+                message = f"--{name.replace('_', '-')} {value} must be between {least:,} and {most:,}"
+                require(value is None or (least <= value <= most and value < math.inf), message)
+
+
+def check_memory(num_bytes: int, device: torch.device) -> None:
+    """Says what the storage takes, and raises a UsageError if the device has less free memory."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    print(f"storage: {num_bytes / 2**20:,.1f} MiB", flush=True)
+    need = f"the storage takes {num_bytes / 2**30:,.2f} GiB, more than the {free / 2**30:,.2f} free on {device}"
+    require(num_bytes <= free, need)
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds the global generators of python, numpy and torch."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+def prepare(args: Args) -> torch.device:
+    """Checks arguments and environment, seeds all generators, sets threads and determinism, and returns the device."""
+    args.check()
+    for package in ["wandb"] * args.track + ["matplotlib"] * args.plot:
+        require(importlib.util.find_spec(package), f"--track, --plot: a package is missing: pip install {package}")
+    torch.set_num_threads(args.threads or min(torch.get_num_threads(), 8))
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    mode, doing = "rgb_array" if args.capture_video else None, f"--env-id {args.env_id}: cannot be made or drawn:"
+    try:  # better known before hours of training
+        with warnings.catch_warnings(action="ignore"), closing_envs(make_envs(args, 1, mode)) as envs:
+            envs.reset(seed=args.seed)
+            require(not mode or np.ndim(envs.render()[0]) == 3, f"--capture-video: {args.env_id} draws no pictures")
+        if getattr(args, "compile", False):
+            doing = "--compile: torch cannot compile, is there a C++ compiler?"
+            torch.compile(torch.neg)(torch.zeros(2, device=device))
+    except UsageError:
+        raise
+    except Exception as error:  # environments and compilers may raise anything
+        raise UsageError(f"{doing} {type(error).__name__}: {(str(error).splitlines() or [''])[-1]}") from error
+    seed_everything(args.seed)
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        # Each minibatch frees and asks again for the same large tensors. Kept by the process, they cost no page faults,
+        # which took a fifth of the speed (M_MMAP_THRESHOLD is -3, M_TRIM_THRESHOLD -1).
+        libc.mallopt(-3, 2**30)
+        libc.mallopt(-1, 2**31 - 1)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads unset memory
+    torch.backends.cudnn.benchmark = not args.torch_deterministic
+    bfloat16 = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    hint = "; --amp would pay here" if bfloat16 and not getattr(args, "amp", True) else ""
+    print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}{hint}")
+    print(f"environment: {args.num_envs} x {args.env_id} {find_spec(args.env_id).kwargs}", flush=True)
+    return device
+
+
+@contextmanager
+def closing_envs(envs: VectorEnv) -> Iterator[VectorEnv]:
+    """Closes the environments at the end; gymnasium would wait for ever where one of their processes died."""
+    try:
+        yield envs
+    finally:
+        for process in getattr(envs, "processes", []):
+            process.terminate()
+            envs.closed = True
+        envs.close()
+
+
+def main() -> None:
+    """Runs the command line: status 0 when done, 1 when the run failed, 2 when the arguments are wrong."""
+    sys.path.append(os.getcwd())
+    sys.stdout.reconfigure(errors="replace")
+    # TensorBoard raises again, in this thread, what its writing thread met on a full disk.
+    threading.excepthook = lambda hook: None if issubclass(hook.exc_type, OSError) else threading.__excepthook__(hook)
+    handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)) if x}
+    usage = (UsageError, gym.error.Error, ImportError)
+    try:
+        for signum in [x for x, handler in handlers.items() if handler != signal.SIG_IGN]:  # as nohup has it
+            signal.signal(signum, note_signal)
+        args = tyro.cli(Args)
+        paths = [path for path in (args.resume, args.evaluate) if path is not None]
+        require(len(paths) < 2, "--resume and --evaluate exclude each other")
+        for path in paths:  # the arguments of that run, except what the command line overrides
+            stored = load_checkpoint(path)["args"]
+            args = tyro.cli(Args, default=Args(**{x: stored[x] for x in stored if x not in NOT_RESTORED}))
+        train(args) if args.evaluate is None else evaluate_checkpoint(args)
+    except (*usage, FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:
+        broken = isinstance(error, EOFError | ConnectionError)
+        reason = "a pipe broke: an environment process died, or nobody reads the output" if broken else error
+        print("error:", *str(reason).split(), file=sys.stderr)
+        sys.exit(2 if isinstance(error, usage) else 1)
+    finally:
+        signals.clear()
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+
+
+if __name__ == "__main__":
+    main()
