@@ -32,6 +32,7 @@ import re
 import secrets
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -55,7 +56,7 @@ import torch
 import tyro
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from stable_baselines3.common import atari_wrappers as sb3
 from torch import Tensor, nn
 from torch.distributions import Categorical
@@ -90,7 +91,7 @@ class Args:
     env_id: str = "BreakoutNoFrameskip-v4"  # any id that gymnasium.make takes, package.module:Id-v0 included
     env_kwargs: str = "{}"  # keyword arguments for gymnasium.make, a JSON object
     backend: Literal["ale", "gymnasium"] = "ale"  # ale-py's vector environment (Atari only), or gymnasium's wrappers
-    vector: Literal["sync"] = "sync"  # gymnasium's environments step in the process of their worker
+    vector: Literal["sync", "async"] = "sync"  # gymnasium's environments step in this process, or in one each
     num_envs: int = 8  # parallel environments, N
     envs_per_shard: int = 4  # environments that are stepped as one batch, E; another size gives other weights
     num_workers: int = 2  # processes that collect rollouts, each on one core; any number gives the same weights
@@ -332,7 +333,8 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> Vect
             why = "own max_episode_steps" if spec.max_episode_steps else "--env-kwargs"
             raise UsageError(f"--env-id {args.env_id}: {why} want --backend gymnasium")
         return NativeAtariEnv(spec, num_envs, args.threads)
-    return SyncVectorEnv([make_env(args, render_mode)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    make = AsyncVectorEnv if args.vector == "async" and not render_mode else SyncVectorEnv
+    return make([make_env(args, render_mode)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 # ----- Networks -----
@@ -380,7 +382,7 @@ class Agent(nn.Module):
         return policy.mode if greedy else policy.sample()
 
 
-# ----- Workers -----
+# ----- Storage -----
 def pack(obs: np.ndarray) -> tuple[np.ndarray, bytes, bytes]:
     """Returns what `unpack` needs of stacks (T, E, C, H, W): mostly their newest images, compressed about tenfold."""
     follows = np.zeros(obs.shape[:2], bool)  # (T, E): this stack is the one before, moved on by one image
@@ -398,103 +400,6 @@ def unpack(follows: np.ndarray, newest: bytes, older: bytes, shape: tuple[int, .
     for t in range(1, len(obs)):
         obs[t, follows[t], :-1] = obs[t - 1, follows[t], 1:]
     return obs
-
-
-def episodes_seed(args: Args, step: int) -> int:
-    """Returns the seed of the environments where new episodes start at a global step, as in `Run`."""
-    return int(np.random.SeedSequence([args.seed, step]).generate_state(1)[0] % 2**30)
-
-
-class Worker:
-    """An actor of Ray, which starts it anew where it or its machine dies; it then has other episodes, and says so."""
-
-    def __init__(self, args: Args, shards: range) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle
-        off = dict.fromkeys(("cuda", "compile", "track", "plot", "capture_video"), False)
-        self.args = replace(args, threads=1, **off)
-        prepare(replace(self.args, seed=args.seed + shards[0]))
-        self.envs = {shard: make_envs(self.args, args.envs_per_shard) for shard in shards}
-        self.agent = Agent(args, self.envs[shards[0]])
-        self.next_obs: dict[int, np.ndarray] = {}
-
-    def collect(self, weights: dict[str, Tensor], step: int, states: list[Tensor]) -> list[dict[str, Any]]:
-        """Returns the rollouts of the shards from a global step on; each has a generator, whose state travels."""
-        self.agent.load_state_dict(weights)
-        return [self.collect_shard(shard, step, state) for shard, state in zip(self.envs, states, strict=True)]
-
-    @torch.no_grad()
-    def collect_shard(self, shard: int, step: int, state: Tensor) -> dict[str, Any]:
-        """Collects T steps from each of a shard's E environments; what it returns is (T, E) where nothing else is said."""
-        args, envs, size = self.args, self.envs[shard], (self.args.num_steps, self.args.envs_per_shard)
-        torch.set_rng_state(state)
-        is_new = shard not in self.next_obs
-        if is_new:
-            self.next_obs[shard], _ = envs.reset(seed=episodes_seed(args, step) + shard * args.envs_per_shard)
-        next_obs = self.next_obs[shard]
-        obs, actions = np.zeros((*size, *next_obs.shape[1:]), np.uint8), torch.zeros(size, dtype=torch.int64)
-        logprobs, values, rewards, dones = torch.zeros((4, *size))
-        episodes = []
-        for t in range(args.num_steps):
-            obs[t] = next_obs
-            policy, values[t] = self.agent(torch.from_numpy(next_obs))
-            actions[t] = policy.sample()
-            logprobs[t] = policy.log_prob(actions[t])
-            next_obs, reward, termination, truncation, infos = envs.step(actions[t].numpy())
-            rewards[t], dones[t] = torch.from_numpy(reward), torch.from_numpy(termination | truncation)
-            cut_off = truncation & ~termination
-            if cut_off.any():
-                # A time limit is not the end of the task: bootstrap from the observation that it cut off.
-                final_obs = next_obs.copy()
-                for i in np.flatnonzero(cut_off):
-                    final_obs[i] = infos["final_obs"][i]
-                _, final_value = self.agent(torch.from_numpy(final_obs))
-                rewards[t] += args.gamma * final_value * torch.from_numpy(cut_off)
-            episodes += [(t, shard, i, episode) for i, episode in finished_episodes(infos)]
-        self.next_obs[shard] = next_obs
-        _, next_value = self.agent(torch.from_numpy(next_obs))  # (E,)
-        rollout = {"actions": actions, "logprobs": logprobs, "values": values, "rewards": rewards, "dones": dones}
-        rollout |= {"next_value": next_value, "obs": pack(obs), "episodes": episodes}
-        return rollout | {"state": torch.get_rng_state(), "is_new": is_new}
-
-
-@contextmanager
-def ray_cluster(args: Args) -> Iterator[Any]:
-    """Yields the package ray, connected to a cluster; one that was started here is ended, with all its processes.
-
-    Ray runs whatever it is sent, so every message must carry a secret: a cluster's own, or one made for this run.
-    """
-    is_local, options = args.ray_address == "local", {"log_to_driver": False, "logging_level": "ERROR"}
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
-        if is_local:
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex())
-            options |= {"_node_ip_address": "127.0.0.1", "include_dashboard": False, "num_cpus": args.num_workers}
-            options |= {"_temp_dir": folder}
-        handler = signal.getsignal(signal.SIGTERM)
-        try:
-            import ray
-
-            ray.init(args.ray_address, **options)
-        except ImportError as error:
-            raise UsageError("this script needs Ray: pip install -r requirements-ray.txt") from error
-        except Exception as error:  # Ray raises all kinds
-            raise UsageError(f"--ray-address {args.ray_address}: no cluster that fits: {error}") from error
-        finally:
-            signal.signal(signal.SIGTERM, handler)  # Ray has put its own
-        try:
-            yield ray
-        finally:
-            ray.shutdown()
-
-
-def fetch(ray: Any, futures: list[Any]) -> list[Any]:  # noqa: ANN401
-    """Returns what the workers answered, in order; stops if a signal came, and raises what a worker raised."""
-    while ray.wait(futures, num_returns=len(futures), timeout=0.1)[1]:
-        stop_if_asked()
-    try:
-        return ray.get(futures)
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from None
 
 
 # ----- Math -----
@@ -629,6 +534,108 @@ def evaluate_checkpoint(args: Args) -> None:
 # ----- Training -----
 PACKAGES = (torch, gym, np, ale_py)
 """those whose versions args.json tells"""
+
+
+def episodes_seed(args: Args, step: int) -> int:
+    """Returns the seed of the environments where new episodes start at a global step, as in `Run`."""
+    return int(np.random.SeedSequence([args.seed, step]).generate_state(1)[0] % 2**30)
+
+
+class Worker:
+    """An actor of Ray, which starts it anew where it or its machine dies; it then has other episodes, and says so."""
+
+    def __init__(self, args: Args, shards: range) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle
+        torch.set_num_threads(1)
+        seed_everything(args.seed + shards[0])  # users' environments may draw from these generators
+        self.args = replace(args, threads=1)
+        self.envs = {shard: make_envs(self.args, args.envs_per_shard) for shard in shards}
+        self.agent = Agent(args, self.envs[shards[0]])
+        self.next_obs: dict[int, np.ndarray] = {}
+
+    def collect(self, weights: dict[str, Tensor], step: int, states: list[Tensor]) -> list[dict[str, Any]]:
+        """Returns the rollouts of the shards from a global step on; each has a generator, whose state travels."""
+        self.agent.load_state_dict(weights)
+        return [self.collect_shard(shard, step, state) for shard, state in zip(self.envs, states, strict=True)]
+
+    @torch.no_grad()
+    def collect_shard(self, shard: int, step: int, state: Tensor) -> dict[str, Any]:
+        """Collects T steps from each of a shard's E environments; returns tensors (T, E) and what is said below."""
+        args, envs, size = self.args, self.envs[shard], (self.args.num_steps, self.args.envs_per_shard)
+        torch.set_rng_state(state)
+        is_new = shard not in self.next_obs
+        if is_new:
+            self.next_obs[shard], _ = envs.reset(seed=episodes_seed(args, step) + shard * args.envs_per_shard)
+        next_obs = self.next_obs[shard]
+        obs, actions = np.zeros((*size, *next_obs.shape[1:]), np.uint8), torch.zeros(size, dtype=torch.int64)
+        logprobs, values, rewards, dones = torch.zeros((4, *size))
+        episodes = []
+        for t in range(args.num_steps):
+            obs[t] = next_obs
+            policy, values[t] = self.agent(torch.from_numpy(next_obs))
+            actions[t] = policy.sample()
+            logprobs[t] = policy.log_prob(actions[t])
+            next_obs, reward, termination, truncation, infos = envs.step(actions[t].numpy())
+            rewards[t], dones[t] = torch.from_numpy(reward), torch.from_numpy(termination | truncation)
+            cut_off = truncation & ~termination
+            if cut_off.any():
+                # A time limit is not the end of the task: bootstrap from the observation that it cut off.
+                final_obs = next_obs.copy()
+                for i in np.flatnonzero(cut_off):
+                    final_obs[i] = infos["final_obs"][i]
+                _, final_value = self.agent(torch.from_numpy(final_obs))
+                rewards[t] += args.gamma * final_value * torch.from_numpy(cut_off)
+            episodes += [(t, shard, i, episode) for i, episode in finished_episodes(infos)]
+        self.next_obs[shard] = next_obs
+        _, next_value = self.agent(torch.from_numpy(next_obs))  # (E,)
+        rollout = {"actions": actions, "logprobs": logprobs, "values": values, "rewards": rewards, "dones": dones}
+        rollout |= {"next_value": next_value, "obs": pack(obs), "episodes": episodes}
+        return rollout | {"state": torch.get_rng_state(), "is_new": is_new}
+
+
+@contextmanager
+def ray_cluster(args: Args) -> Iterator[Any]:
+    """Yields the package ray, connected to a cluster; one that was started here is ended, with all its processes.
+
+    Ray runs whatever it is sent, so every message must carry a secret: a cluster's own, or one made for this run.
+    """
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    for name, value in (("AUTH_MODE", "token"), ("NUM_REDIS_GET_RETRIES", "1")):
+        os.environ.setdefault(f"RAY_{name}", value)
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        if args.ray_address == "local":
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex())
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # so that Ray listens on the loopback address alone
+            options |= {"num_cpus": args.num_workers, "include_dashboard": False, "_temp_dir": folder}
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            import ray
+
+            if ":" in args.ray_address:  # Ray would wait for minutes where nobody answers
+                socket.create_connection(args.ray_address.rsplit(":", 1), timeout=30).close()
+            ray.init(args.ray_address, **options)
+        except ImportError as error:
+            raise UsageError("this script needs Ray: pip install -r requirements-ray.txt") from error
+        except Exception as error:  # Ray raises all kinds
+            raise UsageError(f"--ray-address {args.ray_address}: no cluster that fits: {error}") from error
+        finally:
+            signal.signal(signal.SIGTERM, handler)  # Ray has put its own
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def fetch(ray: Any, futures: list[Any]) -> list[Any]:  # noqa: ANN401
+    """Returns what the workers answered, in order; stops if a signal came, and raises what a worker raised."""
+    while ray.wait(futures, num_returns=len(futures), timeout=0.1)[1]:
+        stop_if_asked()
+    try:
+        return ray.get(futures)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except ray.exceptions.RayError as error:
+        raise UsageError(f"the workers cannot start: {str(error).strip().splitlines()[-1]}") from error
 
 
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
