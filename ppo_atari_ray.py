@@ -396,7 +396,7 @@ def unpack(follows: np.ndarray, newest: bytes, older: bytes, shape: tuple[int, .
     channels, *size = shape
     obs = np.empty((*follows.shape, *shape), np.uint8)
     obs[:, :, -1] = np.frombuffer(zlib.decompress(newest), np.uint8).reshape(*follows.shape, *size)
-    obs[~follows, :-1] = np.frombuffer(zlib.decompress(older), np.uint8).reshape(-1, channels - 1, *size)
+    obs[~follows, :-1] = np.frombuffer(zlib.decompress(older), np.uint8).reshape((~follows).sum(), channels - 1, *size)
     for t in range(1, len(obs)):
         obs[t, follows[t], :-1] = obs[t - 1, follows[t], 1:]
     return obs

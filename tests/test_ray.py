@@ -73,10 +73,6 @@ def at_iteration(monkeypatch, number, act):
     spy(monkeypatch, script.Run, "log", note)
 
 
-def children_named(part):
-    return [x for x in psutil.Process().children(recursive=True) if any(part in word for word in x.cmdline())]
-
-
 def start(args):
     """Starts a run in a process of its own, and returns it when its run folder has been told."""
     command = [sys.executable, str(ROOT / "ppo_atari_ray.py"), *flags_of(args)]
