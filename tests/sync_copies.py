@@ -25,6 +25,8 @@ SCRIPTS = [
     *("dqn_cartpole_vec.py", "dqn_cartpole_pixels.py", "dqn_balancing_plate.py", "reinforce_bullet_cartpole.py"),
 ]
 """by name, so that a file of a user's beside them breaks nothing"""
+WITH_RAY = ["ppo_atari_ray.py"]
+"""compared too; it trains in tests/test_ray.py, since Ray need not be there"""
 SECTIONS = ("Evaluation", "Bookkeeping")
 """those that are equal as a whole"""
 OWN = {"Args", "PACKAGES", "minibatch_loss", "train", "make_env", "make_envs", "Agent", "quality"}
@@ -37,7 +39,7 @@ ALLOWED = {
 
 def scripts(folder: Path) -> list[Path]:
     """Returns the paths of the scripts, and of those that ALSO names."""
-    return [folder / name for name in [*SCRIPTS, *os.environ.get("ALSO", "").split()]]
+    return [folder / name for name in [*SCRIPTS, *WITH_RAY, *os.environ.get("ALSO", "").split()]]
 
 
 def names_of(node: ast.stmt) -> list[str]:

@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 from conftest import ROOT
-from sync_copies import SCRIPTS
+from sync_copies import SCRIPTS, WITH_RAY
 
 ALSO = {"imageio": ["imageio-ffmpeg"], "stable_baselines3": ["opencv-python-headless"], "envs": ["pybullet"]}
 """what is needed beside a package that is imported, and is not imported itself"""
@@ -22,9 +22,10 @@ DISTRIBUTIONS = {
 
 
 def requirements():
-    """Returns requirements.txt's lines without comments, by name."""
+    """Returns the lines of requirements.txt and requirements-ray.txt without comments, by name."""
     found = {}
-    for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines():
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("requirements.txt", "requirements-ray.txt")]
+    for line in "".join(texts).splitlines():
         spec = line.split("#")[0].strip()
         if spec:
             found.setdefault(re.match(r"[\w-]+", spec)[0], []).append(spec)
@@ -48,7 +49,7 @@ def imported(path):
     return names - set(sys.stdlib_module_names) - {"wandb"}
 
 
-@pytest.mark.parametrize("name", [*SCRIPTS, "compare_runs.py"])
+@pytest.mark.parametrize("name", [*SCRIPTS, *WITH_RAY, "compare_runs.py"])
 def test_a_script_names_what_it_needs_with_the_bounds_of_requirements(name):
     needed = {DISTRIBUTIONS.get(x, x) for x in imported(ROOT / name)}
     needed |= {more for x in imported(ROOT / name) for more in ALSO.get(x, [])}

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 from conftest import ROOT
-from sync_copies import ALLOWED, SCRIPTS, SECTIONS, difference, scripts, shared_names, sync, text_of
+from sync_copies import ALLOWED, SCRIPTS, SECTIONS, WITH_RAY, difference, scripts, shared_names, sync, text_of
 
 BANNERS = ["Arguments", "Environment", "Networks", "Storage", "Math", "Evaluation", "Training", "Bookkeeping"]
 BANNER = re.compile(r"^# ----- (.*) -----$", re.MULTILINE)
@@ -248,6 +248,6 @@ def test_imports_are_found_wherever_they_are(tmp_path):
 
 def test_a_file_of_a_users_is_compared_only_where_it_is_named(monkeypatch):
     monkeypatch.setenv("ALSO", "ppo_impala.py ppo_other.py")
-    assert scripts(ROOT)[len(SCRIPTS) :] == [ROOT / "ppo_impala.py", ROOT / "ppo_other.py"]
+    assert scripts(ROOT)[len([*SCRIPTS, *WITH_RAY]) :] == [ROOT / "ppo_impala.py", ROOT / "ppo_other.py"]
     monkeypatch.delenv("ALSO")
-    assert len(scripts(ROOT)) == len(SCRIPTS)
+    assert len(scripts(ROOT)) == len([*SCRIPTS, *WITH_RAY])

@@ -11,10 +11,11 @@ import sys
 
 import pytest
 from conftest import ROOT
-from sync_copies import SCRIPTS as TRAINING
+from sync_copies import SCRIPTS, WITH_RAY
 from test_scripts_agree import args_fields
 
-SCRIPTS = [*TRAINING, "compare_runs.py"]
+TRAINING = [*SCRIPTS, *WITH_RAY]
+ALL = [*TRAINING, "compare_runs.py"]
 
 # Run in a fresh interpreter: what an import may change but must not, before and after it.
 IMPORT = """
@@ -83,7 +84,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("empty")
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", ALL)
 def test_an_import_has_no_effect_and_help_answers(folder, script):
     # Nothing stands before the help.
     assert help_text(script, folder).startswith("usage: ")
