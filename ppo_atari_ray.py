@@ -602,7 +602,8 @@ def ray_cluster(args: Args) -> Iterator[Any]:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     for name, value in (("AUTH_MODE", "token"), ("NUM_REDIS_GET_RETRIES", "1")):
         os.environ.setdefault(f"RAY_{name}", value)
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+    short = "/tmp" if os.name == "posix" else None  # the paths of sockets may not be long
+    with tempfile.TemporaryDirectory(dir=short, ignore_cleanup_errors=True) as folder:
         if args.ray_address == "local":
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex())
             os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # so that Ray listens on the loopback address alone
