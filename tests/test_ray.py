@@ -218,6 +218,17 @@ def test_a_worker_that_was_killed_collects_its_part_again(tmp_path, monkeypatch,
 
 
 @signals_are_heard
+def test_a_worker_that_dies_within_a_rollout_collects_it_again(tmp_path, monkeypatch, capsys):
+    """Its environments end their process at their 50th step: in iteration 2, and the new process's in iteration 3."""
+    monkeypatch.setenv("SIGNAL_AT", "50:SIGKILL")
+    script.train(arguments(tmp_path, env_id="small_envs:SignalAt-v0", envs_per_shard=2))
+    lines = re.findall("a worker died: shards (.*) collected iteration (.) again, from new", capsys.readouterr().out)
+    assert lines == [("[0, 1]", "2"), ("[0, 1]", "3")]
+    # Episodes of 3 steps, which pay 1 each: 13 whole ones of each environment in 40 steps from a start.
+    assert len(scalars(only_run(tmp_path))["charts/episodic_return"]) == 3 * 13 * 4
+
+
+@signals_are_heard
 def test_two_nodes_give_the_same_weights_and_one_of_them_may_die(tmp_path, monkeypatch, capsys, cluster):
     expected = weights_of(monkeypatch, script, arguments(tmp_path / "one"))
     on_both = {"num_workers": 2, "ray_address": cluster.address}
