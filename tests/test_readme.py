@@ -7,9 +7,11 @@ import shlex
 import pytest
 import tyro
 from conftest import ROOT
-from sync_copies import SCRIPTS as TRAINING
+from sync_copies import SCRIPTS as WITHOUT_RAY
+from sync_copies import WITH_RAY
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+TRAINING = [*WITHOUT_RAY, *WITH_RAY]
 SCRIPTS = [*TRAINING, "compare_runs.py"]
 
 

@@ -118,6 +118,12 @@ def test_rpo_is_ppo_but_for_57_lines():
     assert 2 <= sum(i2 - i1 + j2 - j1 for _, i1, i2, j1, j2 in changes) <= 57
 
 
+def test_ppo_atari_ray_is_ppo_atari_but_for_350_lines():
+    texts = [(ROOT / f"{name}.py").read_text(encoding="utf-8").splitlines() for name in ("ppo_atari", "ppo_atari_ray")]
+    changes = [x for x in difflib.SequenceMatcher(None, *texts, autojunk=False).get_opcodes() if x[0] != "equal"]
+    assert 2 <= sum(i2 - i1 + j2 - j1 for _, i1, i2, j1, j2 in changes) <= 350
+
+
 # The checks above find what they look for: each is shown a copy of a script with one small change.
 
 
