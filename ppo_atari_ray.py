@@ -384,7 +384,7 @@ class Agent(nn.Module):
 
 # ----- Storage -----
 def pack(obs: np.ndarray) -> tuple[np.ndarray, bytes, bytes]:
-    """Returns what `unpack` needs of stacks (T, E, C, H, W): mostly their newest images, compressed about tenfold."""
+    """Returns what `unpack` needs of stacks (T, E, C, H, W): mostly their newest images, compressed."""
     follows = np.zeros(obs.shape[:2], bool)  # (T, E): this stack is the one before, moved on by one image
     follows[1:] = (obs[1:, :, :-1] == obs[:-1, :, 1:]).all(axis=(2, 3, 4))
     newest, older = obs[:, :, -1], obs[~follows, :-1]
@@ -700,7 +700,10 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
                 torch.set_rng_state(states[0])
             again = [shard for shard, rollout in enumerate(rollouts) if rollout["is_new"] and start_step > first_step]
             if again:
-                print(f"a worker died: shards {again} collected iteration {iteration} again, from new episodes")
+                print(
+                    f"a worker died: shards {again} collected iteration {iteration} again, from new episodes",
+                    flush=True,
+                )
             for shard, rollout in enumerate(rollouts):
                 part = slice(shard * args.envs_per_shard, (shard + 1) * args.envs_per_shard)
                 obs[:, part] = torch.from_numpy(unpack(*rollout["obs"], obs.shape[2:]))

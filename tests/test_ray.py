@@ -287,3 +287,15 @@ def test_what_a_worker_meets_is_told_in_one_line(tmp_path, monkeypatch, capsys):
     status, text = failed(script, monkeypatch, capsys, *flags_of(args))
     assert status == 1
     assert "NanLater-v0 is not finite in step" in text
+
+
+def test_workers_that_lack_a_package_are_told_in_one_line(tmp_path, monkeypatch, capsys):
+    """A module that only the learner finds, as on a cluster without the packages."""
+    (tmp_path / "only_here.py").write_text("from small_envs import *\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    args = arguments(tmp_path / "runs", env_id="only_here:Ramp3Term-v0")
+    status, text = failed(script, monkeypatch, capsys, *flags_of(args))
+    assert status == 2
+    assert "the workers cannot start: " in text
+    assert "No module named 'only_here'" in text
+    assert not (tmp_path / "runs").exists()
