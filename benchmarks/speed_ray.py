@@ -43,7 +43,7 @@ PROGRAMS = {
 
 
 @dataclass(frozen=True)
-class Options:
+class Args:
     """What is measured."""
 
     out: str | None = None  # Markdown file of the report; the picture gets the same name; none: only printed
@@ -67,13 +67,13 @@ class Costs:
     weights: float  # bytes of the network's weights, once an iteration and machine
 
 
-def run_once(options: Options, name: str) -> tuple[float, float]:
+def run_once(args: Args, name: str) -> tuple[float, float]:
     """Returns steps per second and the learner's idle share of one run, medians over its iterations."""
     program, flags = PROGRAMS[name]
-    shard = (f"--envs-per-shard={options.num_envs // 2}",) if program == "ppo_atari_ray" else ()
+    shard = (f"--envs-per-shard={args.num_envs // 2}",) if program == "ppo_atari_ray" else ()
     with tempfile.TemporaryDirectory() as folder:
-        flags = (f"--env-id={options.env_id}", f"--num-envs={options.num_envs}", *shard, *flags, f"--run-dir={folder}")
-        total = f"--total-timesteps={options.iterations * options.num_envs * 128}"
+        flags = (f"--env-id={args.env_id}", f"--num-envs={args.num_envs}", *shard, *flags, f"--run-dir={folder}")
+        total = f"--total-timesteps={args.iterations * args.num_envs * 128}"
         off = ("--eval-every=0", "--checkpoint-every=0", "--eval-episodes=1", "--no-progress", "--no-cuda")
         command = [sys.executable, str(ROOT / f"{program}.py"), *flags, total, *off]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -86,9 +86,9 @@ def run_once(options: Options, name: str) -> tuple[float, float]:
     return statistics.median(read["charts/SPS"]), statistics.median(read.get("charts/waiting", [0]))
 
 
-def measure_costs(options: Options) -> Costs:
+def measure_costs(args: Args) -> Costs:
     """Returns what a step costs in each part here: a rollout of one shard and the update on it."""
-    args = script.Args(env_id=options.env_id, num_envs=options.num_envs, envs_per_shard=options.num_envs, cuda=False)
+    args = script.Args(env_id=args.env_id, num_envs=args.num_envs, envs_per_shard=args.num_envs, cuda=False)
     worker = script.Worker(replace(args, num_workers=1), range(1))
     steps, seconds = args.batch_size, {"emulator": 0.0, "packing": 0.0}
 
@@ -159,16 +159,16 @@ def simulate(costs: Costs, workers: int, gigabits: float, size: tuple[int, int],
     return {"steps": workers * steps / seconds, "idle": 1 - learner / seconds} | parts
 
 
-def report(options: Options) -> tuple[str, Costs]:
+def report(args: Args) -> tuple[str, Costs]:
     """Returns the report in Markdown, and the costs."""
     load = os.getloadavg()[0]
-    rounds = [{name: run_once(options, name) for name in PROGRAMS} for _ in range(options.rounds)]
+    rounds = [{name: run_once(args, name) for name in PROGRAMS} for _ in range(args.rounds)]
     lines = ["# Speed of ppo_atari_ray.py", "", f"`python {' '.join(sys.argv)}`  "]
     lines += [
         f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, load {load:.1f} at the start",
         "",
     ]
-    lines += [f"{options.num_envs} x {options.env_id}, {options.iterations} iterations, {options.rounds} rounds", ""]
+    lines += [f"{args.num_envs} x {args.env_id}, {args.iterations} iterations, {args.rounds} rounds", ""]
     lines += ["| program | steps/s: median (least, most) | of ppo_atari.py | learner idle |", "|---|---|---|---|"]
     for name in PROGRAMS:
         speeds = [one[name][0] for one in rounds]
@@ -176,17 +176,17 @@ def report(options: Options) -> tuple[str, Costs]:
         idle = statistics.median(one[name][1] for one in rounds)
         spread = f"{statistics.median(speeds):,.0f} ({min(speeds):,.0f}, {max(speeds):,.0f})"
         lines.append(f"| {name} | {spread} | {ratio:.0%} | {idle:.0%} |")
-    costs = measure_costs(options)
+    costs = measure_costs(args)
     lines += ["", "| cost of a step | |", "|---|---|"]
     for name, value in list(asdict(costs).items())[:5]:
         lines.append(f"| {name} | {value * 1e6:,.0f} µs |")
     lines.append(f"| bytes sent | {costs.num_bytes:,.0f}; whole stacks {costs.plain_bytes:,.0f} |")
-    lines += ["", f"Simulated, {options.num_envs} environments a worker, {MACHINES} machines:", ""]
+    lines += ["", f"Simulated, {args.num_envs} environments a worker, {MACHINES} machines:", ""]
     lines += ["| workers | Gbit/s | steps/s | limit | learner idle | steps/s, --overlap | learner idle |"]
     lines.append("|---" * 7 + "|")
     for workers in WORKERS:
         for gigabits in GIGABITS:
-            plain, over = (simulate(costs, workers, gigabits, (128, options.num_envs), x) for x in (False, True))
+            plain, over = (simulate(costs, workers, gigabits, (128, args.num_envs), x) for x in (False, True))
             limit = max(("emulator", "network", "learner"), key=plain.get)
             speeds = (
                 f"{plain['steps']:,.0f} | {limit} | {plain['idle']:.0%} | {over['steps']:,.0f} | {over['idle']:.0%}"
@@ -213,12 +213,12 @@ def draw(costs: Costs, num_envs: int, path: Path) -> None:
 
 def main() -> None:
     """Runs the command line."""
-    options = tyro.cli(Options)
-    text, costs = report(options)
+    args = tyro.cli(Args)
+    text, costs = report(args)
     print(text)
-    if options.out:
-        Path(options.out).write_text(text, encoding="utf-8")
-        draw(costs, options.num_envs, Path(options.out).with_suffix(".png"))
+    if args.out:
+        Path(args.out).write_text(text, encoding="utf-8")
+        draw(costs, args.num_envs, Path(args.out).with_suffix(".png"))
 
 
 if __name__ == "__main__":
