@@ -618,6 +618,7 @@ def ray_cluster(args: Args) -> Iterator[Any]:
         except ImportError as error:
             raise UsageError("this script needs Ray: pip install -r requirements-ray.txt") from error
         except Exception as error:  # Ray raises all kinds
+            ray.shutdown()  # what a start that failed has left
             raise UsageError(f"--ray-address {args.ray_address}: no cluster that fits: {error}") from error
         finally:
             signal.signal(signal.SIGTERM, handler)  # Ray has put its own
