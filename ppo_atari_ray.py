@@ -701,7 +701,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
                 torch.set_rng_state(states[0])
             again = [shard for shard, rollout in enumerate(rollouts) if rollout["is_new"] and start_step > first_step]
             if again:
-                print(f"a worker died: shards {again} collected iteration {iteration} again, from new episodes", flush=True)
+                print(f"a worker died: shards {again} collected iteration {iteration} again, from new episodes")
             for shard, rollout in enumerate(rollouts):
                 part = slice(shard * args.envs_per_shard, (shard + 1) * args.envs_per_shard)
                 obs[:, part] = torch.from_numpy(unpack(*rollout["obs"], obs.shape[2:]))
