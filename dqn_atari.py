@@ -308,14 +308,14 @@ def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env
 
 
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> VectorEnv:
-    """Returns parallel environments, for training and evaluation alike; those that draw step in this process."""
+    """Returns parallel environments, for training and evaluation alike."""
     spec = find_spec(args.env_id)
     if is_atari(spec) and args.backend == "ale" and not render_mode:
         if spec.max_episode_steps or json.loads(args.env_kwargs):
             why = "own max_episode_steps" if spec.max_episode_steps else "--env-kwargs"
             raise UsageError(f"--env-id {args.env_id}: {why} want --backend gymnasium")
         return NativeAtariEnv(spec, num_envs, args.threads)
-    make = AsyncVectorEnv if args.vector == "async" and not render_mode else SyncVectorEnv
+    make = AsyncVectorEnv if args.vector == "async" else SyncVectorEnv
     return make([make_env(args, render_mode)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 

@@ -208,8 +208,8 @@ def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env
 
 
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> VectorEnv:
-    """Returns parallel environments, for training and evaluation alike; those that draw step in this process."""
-    make = AsyncVectorEnv if args.vector == "async" and not render_mode else SyncVectorEnv
+    """Returns parallel environments, for training and evaluation alike."""
+    make = AsyncVectorEnv if args.vector == "async" else SyncVectorEnv
     return make([make_env(args, render_mode)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 

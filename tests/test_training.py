@@ -391,6 +391,7 @@ def test_the_same_seed_gives_the_same_weights_and_scalars(tmp_path):
         {"eval_every": 64, "eval_episodes": 5, "eval_greedy": True},
         {"checkpoint_every": 64},
         {"capture_video": True},
+        {"capture_video": True, "vector": "async"},
         {"progress": True},
         {"vector": "async", "eval_every": 64},
         {"backend": "gymnasium"},
