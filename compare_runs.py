@@ -342,8 +342,8 @@ def files_beside(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
             about |= content.get("versions", {})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         warn(f"{path} is damaged; the arguments are taken from the log and the folder's name")
-    # The other programs' names; what has parts splits no groups.
-    arguments = {{"env": "env_id", "algo": "exp_name"}.get(key, key): value for key, value in arguments.items()}
+    names = {"env": "env_id", "algo": "exp_name"}  # other programs'; what has parts splits no groups
+    arguments = {names.get(key, key): x for key, x in arguments.items() if names.get(key) not in arguments}
     told = {key: str(value) for key, value in arguments.items() if not isinstance(value, dict | list)}
     lacking = [key for key in ("env_id", "seed") if told.get(key) == "None"]
     return {key: told[key] for key in told if key not in lacking}, {key: str(about[key]) for key in about if about[key]}

@@ -307,6 +307,17 @@ def test_an_id_with_its_module_is_the_same_environment(tmp_path):
     assert (group.environments, len(group.runs)) == (["Env-v0"], 2)
 
 
+@pytest.mark.parametrize(("own", "name"), [({"exp_name": "sb3_dqn"}, "sb3_dqn"), ({}, "dqn")])
+def test_the_name_of_an_algorithm_stands_in_for_that_of_an_experiment_alone(tmp_path, own, name):
+    """Other programs' `algo` would else take the place of a name that the run has."""
+    folder = tmp_path / "CartPole-v1__other__1__1"
+    write_events(folder, constant(5))
+    (folder / "args.json").write_text(json.dumps({"args": {"env_id": "CartPole-v1", "algo": "dqn", **own}}))
+    (run,) = read(folder)
+    assert run.keys["exp_name"] == name
+    assert "algo" not in run.keys
+
+
 def test_damaged_args_json(tmp_path, capsys):
     folder = write_run(tmp_path / "Env-v0__ppo__4__17", constant(1.0))
     (folder / "args.json").write_text('{"args": {"seed"')
