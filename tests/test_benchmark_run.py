@@ -585,12 +585,7 @@ def learning_rows():
 
 
 def test_the_table_of_results_is_read():
-    assert (
-        "Pendulum-v1",
-        "ppo_continuous.py",
-        "seeds 1 to 5: -158.2, -163.7, -176.6, -157.6, -165.2",
-        "pendulum-ppo",
-    ) in learning_rows()
+    assert ("Pendulum-v1", "ppo_continuous.py", "seeds 41 to 50: -168.4 to -139.6", "pendulum-ppo") in learning_rows()
 
 
 @pytest.mark.parametrize(("task", "script", "figure", "name"), learning_rows())
@@ -601,9 +596,9 @@ def test_every_figure_of_the_results_has_an_entry(task, script, figure, name):
     assert found[0].claims.startswith(figure.split(":")[0])
     assert re.findall(r"-?\d+\.\d+", figure) == re.findall(r"-?\d+\.\d+", found[0].claims)
     numbers, claimed = [float(x) for x in re.findall(r"-?\d+\.\d+", figure.split(";")[0])], found[0].claimed
-    # Of twenty seeds the README gives the least and the largest, or the one that all have.
+    # Of ten seeds and more the README gives the least and the largest, or the one that all have.
     assert claimed
-    assert numbers[: len(claimed)] == claimed if len(claimed) < 20 else set(numbers) == {min(claimed), max(claimed)}
+    assert numbers[: len(claimed)] == claimed if len(claimed) < 10 else set(numbers) == {min(claimed), max(claimed)}
 
 
 def trains_alike(one, other):
