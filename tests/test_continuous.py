@@ -575,6 +575,20 @@ def test_the_critic_sees_what_a_time_limit_cut_off(tmp_path, monkeypatch):
     assert dones[:, 0].tolist() == [0, 0, 1, 0]
 
 
+@pytest.mark.parametrize(("end", "last"), [("Trunc", 9.0), ("Term", 4.0), ("Both", 4.0)])
+@pytest.mark.parametrize("script", [ppo, rpo])
+def test_returns_that_scale_rewards_start_anew_after_every_end(tmp_path, monkeypatch, script, end, last):
+    """Episodes of 2 steps pay 1 each, and gamma is 0.5: returns of 1, 1.5, 1, 1.5 have the deviation 0.25.
+
+    So each reward becomes 4. The value behind a time limit, 10 everywhere, is scaled already: 4 + 0.5 * 10.
+    """
+    monkeypatch.setattr(script.Agent, "value", lambda self, obs: torch.full(obs.shape[:-1], 10.0))
+    calls = recorded(monkeypatch, script, "compute_gae")
+    sizes = {"num_steps": 4, "num_minibatches": 1, "total_timesteps": 8}
+    script.train(tiny(tmp_path, script, env_id=f"small_envs:Line2{end}-v0", gamma=0.5, **sizes))
+    assert calls[0][0][0].T.tolist() == [pytest.approx([4, last, 4, last])] * 2
+
+
 # ----- Runs -----
 def test_the_same_seed_gives_the_same_weights_whatever_is_evaluated_saved_and_wherever_steps_are_made(tmp_path):
     agent, scores = ppo.train(tiny(tmp_path / "a", env_id="Pendulum-v1"))
