@@ -562,17 +562,17 @@ def test_the_advantages_of_an_episode_of_two_steps(tmp_path, monkeypatch, end, a
 
 
 def test_the_critic_sees_what_a_time_limit_cut_off(tmp_path, monkeypatch):
-    """The value of observation k is 10 k; a rollout of 4 steps of episodes of 3 sees 0, 1, 2, 0, and then 1."""
+    """The value of observation k is 10 k; a rollout of 5 steps of episodes of 3 sees 0, 1, 2, 0, 1, then 2."""
     monkeypatch.setattr(ppo.Agent, "value", lambda self, obs: 10 * obs[..., 0])
     calls = recorded(monkeypatch, ppo, "compute_gae")
-    flags = {"num_steps": 4, "num_minibatches": 1, "total_timesteps": 8, "gamma": 0.9, "norm_reward": False}
+    flags = {"num_steps": 5, "num_minibatches": 1, "total_timesteps": 10, "gamma": 0.9, "norm_reward": False}
     ppo.train(tiny(tmp_path, norm_obs=False, **flags))
     (rewards, values, next_value, dones, *_), _ = calls[0]
     # The third step leads to 3, whose value is 30: 1 + 0.9 * 30.
-    assert rewards[:, 0].tolist() == pytest.approx([1, 1, 28, 1])
-    assert values[:, 0].tolist() == [0, 10, 20, 0]
-    assert next_value.tolist() == [10, 10]
-    assert dones[:, 0].tolist() == [0, 0, 1, 0]
+    assert rewards[:, 0].tolist() == pytest.approx([1, 1, 28, 1, 1])
+    assert values[:, 0].tolist() == [0, 10, 20, 0, 10]
+    assert next_value.tolist() == [20, 20]
+    assert dones[:, 0].tolist() == [0, 0, 1, 0, 0]
 
 
 @pytest.mark.parametrize(("end", "last"), [("Trunc", 9.0), ("Term", 4.0), ("Both", 4.0)])

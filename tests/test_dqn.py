@@ -162,6 +162,19 @@ def test_the_loss_of_linear_networks(double, loss, value, gradient):
     assert target_network.bias.grad is None
 
 
+def test_double_dqn_picks_the_next_action_by_what_the_action_led_to():
+    """At 1 the learning network values the actions 2 and 1, at 3, to which that led, 2 and 3: it picks action 1.
+
+    The target network has 10 and 4 everywhere: 1 + 0.5 * 4 = 3, an error of 1. Action 0 would give 6, an error of 4.
+    """
+    columns = {"obs": [[1.0]], "next_obs": [[3.0]], "actions": [0], "rewards": [1.0], "terminations": [0.0]}
+    batch = script.Batch(**{name: torch.tensor(x) for name, x in columns.items()})
+    q_network, target_network = linear([0.0, 1.0], [2.0, 0.0]), linear([0.0, 0.0], [10.0, 4.0])
+    for double, error in ((True, 1), (False, 4)):
+        loss, _ = script.q_learning_loss(q_network, target_network, batch, 0.5, double, "mse")
+        assert loss.item() == pytest.approx(error**2)
+
+
 @pytest.mark.parametrize("double", [False, True])
 def test_no_gradient_flows_through_the_targets(double):
     """With one network for both the targets move with it, but are taken as constants."""

@@ -92,22 +92,22 @@ def test_the_gradient_of_the_loss_by_hand(tmp_path, monkeypatch, max_grad_norm):
 
 # ----- Runs -----
 def test_what_is_learned_from_is_what_the_environments_did(tmp_path, monkeypatch):
-    """An episode shows 0, 1, 2 and is cut off at 3, whose value its last reward holds too."""
+    """An episode shows 0, 1, 2 and is cut off at 3, whose value its last reward holds too; the rollout ends at 2."""
     given, valued = [], []
     spy(monkeypatch, script, "compute_gae", lambda *args: given.append(args))
     spy(monkeypatch, script.Agent, "value", lambda self, obs: valued.append(obs.clone()))
-    agent, _ = script.train(tiny(tmp_path, num_steps=6, num_minibatches=1, total_timesteps=12, learning_rate=1e-12))
+    agent, _ = script.train(tiny(tmp_path, num_steps=5, num_minibatches=1, total_timesteps=10, learning_rate=1e-12))
     rewards, values, next_value, dones, gamma, gae_lambda = given[0]
     obs, final_obs = valued[:2]
-    assert obs[..., 0].T.tolist() == [[0, 1, 2, 0, 1, 2]] * 2
-    assert final_obs[..., 0].T.tolist() == [[1, 2, 3, 1, 2, 3]] * 2
+    assert obs[..., 0].T.tolist() == [[0, 1, 2, 0, 1]] * 2
+    assert final_obs[..., 0].T.tolist() == [[1, 2, 3, 1, 2]] * 2
     with torch.no_grad():
         by_hand = agent.value(torch.tensor([[0.0], [1.0], [2.0], [3.0]])).tolist()
     cut = 1 + 0.9 * by_hand[3]
-    assert rewards[:, 0].tolist() == pytest.approx([1, 1, cut, 1, 1, cut], rel=1e-4)
-    assert values[:, 1].tolist() == pytest.approx(by_hand[:3] * 2, rel=1e-4, abs=1e-6)
-    assert next_value.shape == (2,)
-    assert dones.T.tolist() == [[0, 0, 1, 0, 0, 1]] * 2
+    assert rewards[:, 0].tolist() == pytest.approx([1, 1, cut, 1, 1], rel=1e-4)
+    assert values[:, 1].tolist() == pytest.approx(by_hand[:3] + by_hand[:2], rel=1e-4, abs=1e-6)
+    assert next_value.tolist() == pytest.approx([by_hand[2]] * 2, rel=1e-4)
+    assert dones.T.tolist() == [[0, 0, 1, 0, 0]] * 2
     assert (gamma, gae_lambda) == (0.9, 0.8)
 
 
