@@ -1,5 +1,6 @@
 """a2c_atari.py: its update is PPO's with one pass, and stable-baselines3's."""
 
+import pytest
 import torch
 from short_runs import small_run, spy
 from stable_baselines3 import A2C
@@ -20,12 +21,13 @@ def in_order(count, device):
     return torch.arange(count, device=device)
 
 
-def test_three_updates_are_those_of_ppo_with_one_pass_over_the_whole_batch(tmp_path, monkeypatch):
+@pytest.mark.parametrize("end", ["Trunc", "Term", "Both"])
+def test_three_updates_are_those_of_ppo_with_one_pass_over_the_whole_batch(tmp_path, monkeypatch, end):
     monkeypatch.setattr(a2c_atari, "RMSpropTFLike", adam)
     monkeypatch.setattr(torch, "randperm", in_order)
-    # Episodes of 3 steps, cut off: in the middle of each rollout a value is bootstrapped.
+    # Episodes of 3 steps: in the middle of each rollout one ends.
     shared = {"num_envs": 2, "num_steps": 5, "total_timesteps": 30, "gae_lambda": 0.9, "learning_rate": 1e-3}
-    shared |= {"ent_coef": 0.02, "max_grad_norm": 0.1, "gamma": 0.95}
+    shared |= {"env_id": f"small_envs:Ramp3{end}-v0", "ent_coef": 0.02, "max_grad_norm": 0.1, "gamma": 0.95}
     _, args = small_run("a2c_atari", tmp_path / "a2c", **shared, vf_coef=0.3)
     agent, _ = a2c_atari.train(args)
     # PPO's value loss is half the squared error.

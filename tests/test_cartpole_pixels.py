@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from short_runs import command_line, failed, flags_of, load, only_run, resume, small_run
+from short_runs import assert_equal, command_line, failed, flags_of, load, only_run, resume, scalars, small_run
 from torch import nn
 
+import dqn_atari
 import dqn_cartpole_pixels as script
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -137,6 +138,44 @@ def test_the_state_can_be_read_from_an_observation_and_no_speed_without_the_acti
     pictures = [[(obs[:, :, :-1], states) for obs, states in parts] for parts in (fitted, held_out)]
     for _, speed, _, rate in state_from_pixels.shares_explained(*pictures):
         assert max(speed, rate) < 0.98
+
+
+# ----- Training -----
+class Linear(nn.Module):
+    """The values of two actions are linear in what the image shows, the same number everywhere."""
+
+    def __init__(self, args, envs):
+        super().__init__()
+        self.layer = nn.Linear(1, 2)
+
+    def forward(self, obs):
+        return self.layer(obs.float()[:, 0, :1, 0])
+
+    def act(self, obs, greedy):
+        return self(obs).argmax(-1)
+
+
+@pytest.mark.parametrize("end", ["Term", "Trunc", "Both"])
+def test_training_is_that_of_dqn_atari(tmp_path, monkeypatch, end):
+    """With its environments and network: what is tested of its `train` holds here too."""
+    flags = {"env_id": f"small_envs:Ramp3{end}-v0", "double": True, "loss": "huber", "tau": 0.3, "gamma": 0.9}
+    flags |= {"learning_rate": 0.01, "anneal_lr": True, "max_grad_norm": 0.1, "end_e": 0.1, "exploration_fraction": 0.5}
+    # Each third step calls for an update, whether or not a turn of 4 ends there.
+    flags |= {"num_envs": 4, "learning_starts": 25, "train_frequency": 3, "eval_every": 100, "eval_episodes": 1}
+    _, atari_args = small_run("dqn_atari", tmp_path / "atari", **flags)
+    _, args = small_run("dqn_cartpole_pixels", tmp_path / "pixels", **flags, stack=1)
+    monkeypatch.setattr(script, "make_env", lambda args, *mode: dqn_atari.make_env(atari_args, *mode))
+    for module in (dqn_atari, script):
+        monkeypatch.setattr(module, "Agent", Linear)
+    dqn_atari.train(atari_args)
+    script.train(args)
+    right, found = (load(only_run(tmp_path / name)) for name in ("atari", "pixels"))
+    for part in ("agent", "target_network", "optimizer", "counters"):
+        assert_equal(found[part], right[part], part)
+    right, found = (scalars(only_run(tmp_path / name)) for name in ("atari", "pixels"))
+    assert found.keys() == right.keys()
+    for tag in found.keys() - {"charts/SPS"}:
+        assert found[tag] == right[tag], tag
 
 
 # ----- Environments and arguments -----

@@ -723,7 +723,18 @@ def test_a_number_that_is_none_is_told_and_never_saved(tmp_path, monkeypatch, ca
 
 
 # ----- RPO -----
-@pytest.mark.parametrize("changes", [{}, {"action_bounds": "tanh"}, {"target_kl": 0.001}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"action_bounds": "tanh"},
+        {"target_kl": 0.001},
+        # Ends of all kinds: the rollouts of Pendulum-v1 are too short for its time limit.
+        {"env_id": "small_envs:Pendulum20-v0"},
+        {"env_id": "small_envs:Line2Term-v0"},
+        {"env_id": "small_envs:Line2Both-v0"},
+    ],
+)
 def test_without_noise_rpo_is_ppo_bit_for_bit(tmp_path, changes):
     common = {"env_id": "Pendulum-v1", "eval_every": 64, **changes}
     agent, scores = ppo.train(tiny(tmp_path / "ppo", **common))
