@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from short_runs import only_run, scalars
+from short_runs import only_run, scalars, small_run
 
 import ppo_atari
 
@@ -206,6 +206,23 @@ def test_minibatches_get_what_belongs_to_them(tmp_path, monkeypatch, norm_adv, c
     assert clipped > 0
     # Two actions that are about as probable.
     assert logged["losses/entropy"][0][1] == pytest.approx(math.log(2), abs=0.1)
+
+
+@pytest.mark.parametrize("name", ["a2c_atari", "ppo_cartpole", "ppo_continuous", "rpo_continuous"])
+def test_the_explained_variance_is_that_of_the_returns(name, tmp_path, monkeypatch):
+    """1 less the share of the returns' variance that the values left, by what the rollout held."""
+    script, args = small_run(name, tmp_path)
+    real, right = script.compute_gae, []
+
+    def noting(rewards, values, *rest):
+        advantages = real(rewards, values, *rest)
+        right.append(1 - (advantages.var() / (advantages + values).var()).item())
+        return advantages
+
+    monkeypatch.setattr(script, "compute_gae", noting)
+    script.train(args)
+    logged = scalars(only_run(tmp_path))["losses/explained_variance"]
+    assert logged == [(64, pytest.approx(right[0], rel=1e-3)), (128, pytest.approx(right[1], rel=1e-3))]
 
 
 def test_the_entropy_bonus_makes_a_policy_more_random(tmp_path, monkeypatch):

@@ -129,6 +129,32 @@ def test_what_is_logged(tmp_path):
     assert logged["losses/entropy"][0][1] == pytest.approx(math.log(2), abs=0.01)
 
 
+def test_a_logged_loss_is_the_mean_over_all_minibatches(tmp_path, monkeypatch):
+    ratios, seen = [], {"policy_loss": [], "value_loss": []}
+    spy(monkeypatch, script, "policy_loss", lambda ratio, *_: ratios.append(ratio.detach()))
+
+    def recording(name, function):
+        def call(*args, **kwargs):
+            result = function(*args, **kwargs)
+            seen[name].append(result.item())
+            return result
+
+        return call
+
+    for name in seen:
+        monkeypatch.setattr(script, name, recording(name, getattr(script, name)))
+    script.train(tiny(tmp_path, "VectorRampLimit7", total_timesteps=64, learning_rate=0.05))
+    right = {name: np.mean(values) for name, values in seen.items()}
+    logratios = torch.stack(ratios).double().log()
+    # Of old || new, estimated in two ways; the share of ratios that clip_coef = 0.2 holds back.
+    right["old_approx_kl"], right["approx_kl"] = -logratios.mean(), (logratios.exp() - 1 - logratios).mean()
+    right["clipfrac"] = ((logratios.exp() - 1).abs() > 0.2).double().mean()
+    assert right["clipfrac"] > 0
+    logged = scalars(only_run(tmp_path))
+    for name, value in right.items():
+        assert logged[f"losses/{name}"] == [(64, pytest.approx(float(value), rel=1e-4, abs=1e-6))], name
+
+
 def test_every_step_is_in_each_pass_once(tmp_path, monkeypatch):
     """2 passes of 2 minibatches over 64 samples, whose targets tell them apart."""
     minibatches = []
