@@ -162,6 +162,8 @@ def test_survival_comes_first_and_then_the_distance():
     # Means, not extremes, and not the score: 400 and 600 are as good as 500 and 500.
     assert script.quality(evaluation([400, 600], [0.002, 0.001], [9.0, 9.0])) == pytest.approx([500, -0.0015])
     assert script.quality(near) == pytest.approx([500, -0.0015])
+    # An episode in which none was measured has no say.
+    assert script.quality(evaluation([500, 500], [0.002, np.nan])) == pytest.approx([500, -0.002])
 
 
 def test_without_a_distance_the_score_decides():
