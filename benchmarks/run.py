@@ -3,6 +3,7 @@
 Run:    python benchmarks/run.py --list
         python benchmarks/run.py --only dqn-cartpole --jobs 2
         python benchmarks/run.py --only peers-cartpole peers-plate --out benchmarks/results
+        python benchmarks/run.py --only cartpole-ppo --ray auto
 Suite:  a TOML file of [[entry]] tables, `Entry` describes their keys. A learning entry is a training for each of its
         seeds. A report is a command that measures by itself and writes a Markdown file; reports run last, and alone.
 Order:  at most --jobs at a time. Each training gets --threads CPU threads, or its share of the cores, or what its entry
@@ -21,6 +22,9 @@ Again:  the same command skips what is done, and resumes what was cut off from i
         it starts anew. So does a run whose command in the suite has changed. Nothing is ever deleted.
 Times:  wall seconds are those of the training's process, its start and its evaluations included. Of a run that was cut
         off by a kill, the time up to its last checkpoint counts.
+Ray:    with --ray the trainings run on a cluster, as many at once as it has CPUs, each with as many as its threads, 1
+        unless --threads or its entry says otherwise. What they write comes here while they run, a checkpoint when it is
+        whole. A run whose node died goes on elsewhere from the newest one, ten times at most. Reports run here.
 Signal: Ctrl-C and SIGTERM end the runs, which write their checkpoints (on Windows they are killed, and keep the last).
         A second signal kills.
 Status: 0 when all is done, 1 when something failed, 2 when the arguments are wrong, 130 or 143 after a signal.
@@ -41,7 +45,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -82,7 +86,9 @@ class Args:
     jobs: int = 1
     """runs at a time"""
     threads: int = 0
-    """CPU threads of each run where its entry does not fix them; 0: cores / jobs, at least 1"""
+    """CPU threads of each run where its entry does not fix them; 0: cores / jobs, at least 1; with --ray 1"""
+    ray: str | None = None
+    """run the trainings on the Ray cluster at this address, host:port or auto, in place of --jobs"""
     run_dir: Path = Path("runs/benchmarks")
     """parent folder of the entries' folders"""
     compare: bool = True
@@ -281,8 +287,9 @@ class Children:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.running: set[subprocess.Popen] = set()
+        self.running: set[Any] = set()
         self.signals: list[int] = []
+        self.cluster: Any = None
 
     @contextmanager
     def catching_signals(self) -> Iterator[None]:
@@ -327,7 +334,22 @@ class Children:
             self.running.add(process)
             return process
 
-    def wait(self, process: subprocess.Popen) -> int:
+    def start_on_cluster(self, command: list[str], folder: Path, threads: int, stdout: IO[str], stderr: IO[str]) -> Any:  # noqa: ANN401
+        """Starts a process on the cluster, as soon as it has so many CPUs; its files come to `folder`.
+
+        Raises:
+            ConnectionError: its node died.
+            ValueError: it cannot be started, or all are to end.
+        """
+        outputs = {"log": stdout.buffer, "errors": stderr.buffer}
+        process = self.cluster.start(command, folder, threads, outputs, self.signals)
+        with self.lock:
+            self.running.add(process)
+            if self.signals:
+                process.terminate()
+        return process
+
+    def wait(self, process: Any) -> int:  # noqa: ANN401
         """Returns the exit status."""
         try:
             return process.wait()
@@ -342,8 +364,10 @@ class Children:
                 with suppress(OSError):
                     if not at_once or sys.platform == "win32":
                         process.terminate()
-                    else:
+                    elif isinstance(process, subprocess.Popen):
                         os.killpg(process.pid, signal.SIGKILL)
+                    else:
+                        process.kill()
 
 
 class Runner:
@@ -351,7 +375,7 @@ class Runner:
 
     def __init__(self, args: Args, children: Children) -> None:
         self.args, self.children = args, children
-        self.cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.cores = usable_cores()
 
     def say(self, job: Job, text: str) -> None:
         """Prints a line of state, in one piece."""
@@ -360,10 +384,11 @@ class Runner:
 
     def threads(self, entry: Entry) -> int:
         """Returns how many CPU threads a training of this entry gets."""
-        return entry.threads or self.args.threads or max(self.cores // self.args.jobs, 1)
+        share = 1 if self.args.ray else max(self.cores // self.args.jobs, 1)
+        return entry.threads or self.args.threads or share
 
-    def run(self, job: Job) -> bool:
-        """Runs a job to its end, and says whether it is done."""
+    def run(self, job: Job, deaths: int = 0) -> bool:
+        """Runs a job to its end, and says whether it is done; so many nodes have died under it."""
         done = job.done()
         if done:
             self.say(job, f"skipped, done on {done['date'][:10]}: {done['results'][0]}")
@@ -373,6 +398,9 @@ class Runner:
             done = self.run_report(job) if job.seed is None else self.run_training(job)
             job.write("done", done)
         except (RunError, OSError, ValueError) as error:
+            if isinstance(error, ConnectionError) and deaths < 10 and not self.children.signals:
+                self.say(job, str(error))
+                return self.run(job, deaths + 1)
             if self.children.signals:
                 self.say(job, "cut off; the same command goes on with it")
             else:
@@ -422,7 +450,7 @@ class Runner:
             "wall_seconds": round(started["seconds"], 3),
             "steps": steps,
             "versions": versions_of(about),
-            "machine": machine(self.cores),
+            "machine": started["machine"],
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
@@ -467,11 +495,20 @@ class Runner:
         log, errors = job.file("log", "txt"), job.file("errors", "txt")
         with open(log, "a", encoding="utf-8") as stdout, open(errors, "a", encoding="utf-8") as stderr:
             log_start, errors_start = (os.fstat(file.fileno()).st_size for file in (stdout, stderr))
+            if self.children.cluster and threads:
+                process = self.children.start_on_cluster(command, job.folder, threads, stdout, stderr)
+            else:
+                process = self.children.start(command, stdout, stderr, environment)
             start = time.time()
-            process = self.children.start(command, stdout, stderr, environment)
             if started is not None:
+                started["machine"] = getattr(process, "machine", machine(self.cores))
                 job.write("started", {**started, "running": True, "time": start, **identity(process)})
-            status = self.children.wait(process)
+            try:
+                status = self.children.wait(process)
+            except ConnectionError:
+                if started is not None:
+                    job.write("started", {**started, "running": True, "time": start})
+                raise
         if started is not None:
             started["seconds"] += time.time() - start
             job.write("started", {**started, "running": False})
@@ -513,7 +550,8 @@ class Runner:
         trainings, reports = ([job for job in jobs if (job.seed is None) == is_report] for is_report in (False, True))
         # Nothing else may run while speed is measured.
         results = []
-        for group, workers in ((trainings, self.args.jobs), (reports, 1)):
+        cluster = self.children.cluster
+        for group, workers in ((trainings, max(sum(cluster.cpus()), 1) if cluster else self.args.jobs), (reports, 1)):
             if self.children.signals:
                 return False
             with ThreadPoolExecutor(workers) as pool:
@@ -574,6 +612,11 @@ def versions_of(about: dict[str, Any]) -> str:
     """Returns the versions that args.json tells, in words."""
     versions = [f"{name} {version}" for name, version in about.get("versions", {}).items()]
     return ", ".join([*versions, f"commit {(about.get('git_commit') or 'unknown')[:7]}"])
+
+
+def usable_cores() -> int:
+    """Returns how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine(cores: int) -> str:
@@ -730,7 +773,15 @@ def run_suite(args: Args) -> int:
     if args.out:
         make_folder(args.out, "--out")
     children = Children()
-    with children.catching_signals():
+    with ExitStack() as stack:
+        if args.ray:
+            import ray_jobs
+
+            try:
+                children.cluster = stack.enter_context(ray_jobs.joined(args.ray))
+            except ConnectionError as error:
+                raise UsageError(str(error)) from error
+        stack.enter_context(children.catching_signals())
         all_done = Runner(args, children).run_all(jobs_of(entries, args))
         runs = done_jobs(suite, args.run_dir.absolute())
         write_csv(args.run_dir / "results.csv", runs)

@@ -1,0 +1,142 @@
+"""benchmarks/run.py --ray on clusters of this machine; benchmarks/README.md says how to install Ray and run this."""
+
+import csv
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from conftest import ROOT
+from short_runs import load, scalars
+
+if not (os.environ.get("RAY_TESTS") and importlib.util.find_spec("ray")):
+    pytest.skip("wants RAY_TESTS=1 and requirements-ray.txt", allow_module_level=True)
+if os.name == "nt":
+    pytest.skip("Ray joins no machines there", allow_module_level=True)
+
+sys.path.append(str(ROOT / "benchmarks"))
+import ray_jobs
+import run
+
+# Ray's own warnings are not ours to mend.
+pytestmark = pytest.mark.filterwarnings("default")
+TOTAL = 60 * 1024
+FLAGS = "--no-cuda --total-timesteps {} --checkpoint-every 4096 --eval-every 0 --eval-episodes 2"
+
+
+@pytest.fixture
+def cluster():
+    """Two nodes of one core on this machine, with a secret of their own."""
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    os.environ.setdefault("RAY_AUTH_TOKEN", "6f" * 32)
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    yield cluster
+    cluster.shutdown()
+
+
+def suite_of(tmp_path, **changes):
+    """Writes a suite of one entry."""
+    entry = {"name": "cartpole", "script": "ppo_cartpole.py", "env_id": "CartPole-v1", "flags": FLAGS.format(TOTAL)}
+    entry |= {"seeds": [1], "threshold": 5, "claims": "", **changes}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in entry.items()]
+    (tmp_path / "suite.toml").write_text("\n".join(["[[entry]]", *lines]))
+
+
+def start(tmp_path, address, *words):
+    """Starts the suite in a process of its own."""
+    words = ["--suite", tmp_path / "suite.toml", "--run-dir", tmp_path / "runs", "--ray", address, *words]
+    command = [sys.executable, ROOT / "benchmarks" / "run.py", *words]
+    return subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_until(is_so, process):
+    deadline = time.monotonic() + 300
+    while not (found := is_so()):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    return found
+
+
+def checkpoints(tmp_path):
+    return list((tmp_path / "runs" / "cartpole").glob("*/latest.pt"))
+
+
+def trainings():
+    """Returns the processes that train on this machine's nodes, by the command line that only these have."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if any(re.search(r"/suite-\w+/code/ppo_cartpole.py$", word) for word in words):
+            found.append(process)
+    return found
+
+
+def test_a_run_whose_node_died_goes_on_elsewhere(tmp_path, cluster):
+    suite_of(tmp_path, seeds=[1, 2], evaluations=["--eval-episodes 3"])
+    process = start(tmp_path, cluster.address, "--out", tmp_path / "out")
+    wait_until(lambda: len(checkpoints(tmp_path)) == 2, process)
+    assert len(trainings()) == 2
+    (second,) = cluster.worker_nodes
+    cluster.remove_node(second, allow_graceful=False)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, out
+    (seed, name) = re.search(r"cartpole, seed (\d): its node died\n.*resumed from (\S+)\n", out).groups()
+    folders = {path.parent.name.split("__")[2]: path.parent for path in checkpoints(tmp_path)}
+    assert (len(folders), folders[seed].name) == (2, name)
+    for key, folder in folders.items():
+        assert load(folder)["counters"]["global_step"] == TOTAL
+        assert [step for step, _ in scalars(folder)["charts/SPS"]] == list(range(1024, TOTAL + 1, 1024))
+        assert {path.suffix for path in folder.iterdir() if "tfevents" not in path.name} == {".pt", ".json"}
+        assert len(list(folder.glob("events.*"))) == 1 + (key == seed)
+        resumed_at = json.loads((folder / "args.json").read_text())["global_step"]
+        assert (0 < resumed_at < TOTAL) if key == seed else resumed_at == 0
+        assert resumed_at % 4096 == 0
+        done = json.loads((folder.parent / f"done-{key}.json").read_text())
+        assert (done["starts"], done["steps"]) == (1 + (key == seed), TOTAL)
+    with open(tmp_path / "runs" / "results.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["seed"], row["evaluation"], row["episodes"]) for row in rows] == [
+        (seed, "--eval-episodes 3", "3.0") for seed in ("1", "2")
+    ]
+    assert "comparison of cartpole:\n" in out
+    assert (tmp_path / "out" / "cartpole.md").is_file()
+    assert trainings() == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_no_training_outlives_the_suite(tmp_path, cluster, signum):
+    suite_of(tmp_path, flags=FLAGS.format(10**7))
+    process = start(tmp_path, cluster.address)
+    wait_until(lambda: checkpoints(tmp_path), process)
+    family = trainings()
+    folders = {word.split("/code/")[0] for x in family for word in x.cmdline() if "/code/" in word}
+    assert (len(family), len(folders)) == (1, 1)
+    process.send_signal(signum)
+    out, _ = process.communicate(timeout=120)
+    assert psutil.wait_procs(family, timeout=60)[1] == []
+    (checkpoint,) = checkpoints(tmp_path)
+    step = load(checkpoint.parent)["counters"]["global_step"]
+    if signum == signal.SIGINT:
+        assert process.returncode == 130, out
+        assert "cartpole, seed 1: cut off; the same command goes on with it\n" in out
+        log = (tmp_path / "runs" / "cartpole" / "log-1.txt").read_text()
+        assert f"interrupted at step {step:,}; go on with: " in log
+        # The same command goes on; what it says is what it does on one machine.
+        again = start(tmp_path, cluster.address)
+        line = again.stdout.readline()
+        assert line.endswith(f"cartpole, seed 1: resumed from {checkpoint.parent.name}\n")
+        again.send_signal(signal.SIGTERM)
+        assert (again.wait(timeout=120), trainings()) == (143, [])
+    else:
+        assert (step > 0, step % 1024) == (True, 0)
