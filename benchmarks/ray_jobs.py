@@ -20,6 +20,8 @@ from typing import IO, Any
 ROOT = Path(__file__).resolve().parent.parent
 PIECE = 4 << 20
 """bytes of the largest message"""
+Piece = tuple[str, int, bytes, int]
+"""name of a file, offset, content, size of the whole file"""
 GUARD = """
 import contextlib, os, shutil, signal, sys
 if os.fork():
@@ -53,7 +55,6 @@ class Worker:
         guard = [sys.executable, "-c", GUARD, str(self.folder)]
         self.guard = subprocess.Popen(guard, stdin=subprocess.PIPE, text=True, start_new_session=True)
         self.guard.wait()
-        self.sent: dict[str, tuple[int, int, int]] = {}
 
     def put(self, name: str, piece: bytes) -> None:
         """Appends to a file."""
@@ -62,21 +63,15 @@ class Worker:
             file.write(piece)
 
     def start(self, sources: dict[str, bytes], command: list[str | PurePath], threads: int) -> str:
-        """Starts the process, and returns this node's machine in words.
-
-        Args:
-            sources: files of the repository.
-            command: strings, and paths relative to this actor's folder.
-            threads: for the libraries that take their number from the environment.
-        """
+        """Starts a command, whose paths are relative to this actor's folder; returns this machine in words."""
         for name, content in sources.items():
             self.put(f"code/{name}", content)
         words = [str(self.folder / word) if isinstance(word, PurePath) else word for word in command]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
         with open(self.folder / "log", "wb") as log, open(self.folder / "errors", "wb") as errors:
-            options = {"cwd": self.folder / "code", "env": environment, "start_new_session": True}
             self.sent = {name: version(path.stat()) for name, path in self.files().items()}
+            options = {"cwd": self.folder / "code", "env": environment, "start_new_session": True}
             files = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": errors}
             self.process = subprocess.Popen([sys.executable, *words], **files, **options)
         self.guard.stdin.write(f"{self.process.pid}\n")
@@ -95,8 +90,8 @@ class Worker:
         outputs = {name: self.folder / name for name in ("log", "errors")}
         return {path.relative_to(runs).as_posix(): path for path in paths} | outputs
 
-    def changes(self) -> Iterator[tuple[str, int, bytes, int] | int]:
-        """Yields (name, offset, content, size of the whole file) for what is new, and last the exit status."""
+    def changes(self) -> Iterator[Piece | int]:
+        """Yields what is new in files while the process runs and once after its end, and last its exit status."""
         ended = False
         while not ended:
             with suppress(subprocess.TimeoutExpired):
@@ -118,7 +113,7 @@ class Worker:
                     self.sent[name] = now
         yield self.process.returncode
 
-    def next(self) -> tuple[str, int, bytes, int] | int:
+    def next(self) -> Piece | int:
         """Returns what `changes` yields next, as soon as there is something."""
         return next(self.pieces)
 
@@ -137,7 +132,7 @@ class Process:
         options = {"num_cpus": cpus, "max_concurrency": 2, "scheduling_strategy": "SPREAD"}
         self.actor = ray.remote(**options)(Worker).remote()
 
-    def ask(self, future: Any) -> Any:  # noqa: ANN401
+    def ask(self, method: str, *args: Any) -> Any:  # noqa: ANN401
         """Returns what the actor answers.
 
         Raises:
@@ -145,29 +140,29 @@ class Process:
             ValueError: it met an error.
         """
         try:
-            return self.ray.get(future)
+            return self.ray.get(getattr(self.actor, method).remote(*args))
         except self.ray.exceptions.RayTaskError as error:
             raise ValueError(f"on its node: {type(error.cause).__name__}: {error.cause}") from error
         except self.ray.exceptions.RayError as error:
             raise ConnectionError("its node died") from error
 
     def send(self, path: Path) -> None:
-        """Sends a file of its folder to its node."""
+        """Sends a file to the node."""
         with open(path, "rb") as file:
             while piece := file.read(PIECE):
-                self.ask(self.actor.put.remote(f"runs/{path.relative_to(self.folder).as_posix()}", piece))
+                self.ask("put", f"runs/{path.relative_to(self.folder).as_posix()}", piece)
 
     def wait(self) -> int:
         """Brings what the process writes until it ends; returns the exit status, and raises what `ask` does."""
         try:
-            while not isinstance(answer := self.ask(self.actor.next.remote()), int):
+            while not isinstance(answer := self.ask("next"), int):
                 self.keep(*answer)
             return answer
         finally:
             self.kill()
 
     def keep(self, name: str, offset: int, piece: bytes, size: int) -> None:
-        """Writes a piece of a file; one that does not grow is there when it is whole."""
+        """Writes a piece of a file."""
         if name in self.outputs:
             self.outputs[name].write(piece)
             self.outputs[name].flush()
@@ -192,7 +187,7 @@ class Process:
 
 
 class Cluster:
-    """A Ray cluster, and the files of the repository there."""
+    """A Ray cluster that was joined."""
 
     def __init__(self, ray: Any) -> None:  # noqa: ANN401
         self.ray = ray
@@ -200,8 +195,7 @@ class Cluster:
         sources = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in files if path.suffix != ".pyc"}
         # So much of a repository as a script needs to note the commit.
         commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True).stdout
-        sources |= {".git/HEAD": commit, ".git/objects/none": b"", ".git/refs/none": b""}
-        self.sources = ray.put(sources)
+        self.sources = ray.put(sources | {".git/HEAD": commit, ".git/objects/none": b"", ".git/refs/none": b""})
 
     def cpus(self) -> list[int]:
         """Returns how many CPUs each node has that lives."""
@@ -218,11 +212,10 @@ class Cluster:
         """
         process = Process(self.ray, threads, folder, outputs)
         try:
-            ready = process.actor.__ray_ready__.remote()
-            while self.ray.wait([ready], timeout=1)[1]:
+            ready = [process.actor.__ray_ready__.remote()]
+            while self.ray.wait(ready, timeout=1)[1]:
                 if signals or max(self.cpus(), default=0) < threads:
                     raise ValueError(f"no node of the cluster has {threads} CPUs")
-            process.ask(ready)
             words: list[str | PurePath] = []
             for word in command[1:]:
                 path = Path(word)
@@ -232,7 +225,7 @@ class Cluster:
                     for file in path.iterdir() if path.is_dir() else [path]:
                         if file.suffix in (".pt", ".json"):
                             process.send(file)
-            process.machine = process.ask(process.actor.start.remote(self.sources, words, threads))
+            process.machine = process.ask("start", self.sources, words, threads)
         except BaseException:
             process.kill()
             raise

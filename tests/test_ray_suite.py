@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import io
 import json
 import os
 import re
@@ -9,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import PurePath
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -26,7 +29,7 @@ import run
 
 # Ray's own warnings are not ours to mend.
 pytestmark = pytest.mark.filterwarnings("default")
-TOTAL = 60 * 1024
+TOTAL = 40 * 1024
 FLAGS = "--no-cuda --total-timesteps {} --checkpoint-every 4096 --eval-every 0 --eval-episodes 2"
 
 
@@ -137,6 +140,95 @@ def test_no_training_outlives_the_suite(tmp_path, cluster, signum):
         line = again.stdout.readline()
         assert line.endswith(f"cartpole, seed 1: resumed from {checkpoint.parent.name}\n")
         again.send_signal(signal.SIGTERM)
-        assert (again.wait(timeout=120), trainings()) == (143, [])
+        again.communicate(timeout=120)
+        assert (again.returncode, trainings()) == (143, [])
     else:
         assert (step > 0, step % 1024) == (True, 0)
+
+
+# ----- What comes from a node -----
+STUB = """
+import os, pathlib, subprocess, sys, time
+folder = pathlib.Path(sys.argv[1], "run")
+folder.mkdir()
+for content in ("0123456789", "abcdefghijk"):
+    with open(folder / "events.out.tfevents.1", "a") as events:
+        events.write(content)
+    (folder / "latest.pt.tmp").write_text(content)
+    os.replace(folder / "latest.pt.tmp", folder / "latest.pt")
+    print(content)
+    while content == "0123456789" and not pathlib.Path("go").exists():
+        time.sleep(0.01)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+print(child.pid, flush=True)
+while not pathlib.Path("end").exists():
+    time.sleep(0.01)
+sys.exit(3)
+"""
+
+
+def test_what_a_process_writes_comes_in_small_pieces_and_checkpoints_come_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_jobs, "PIECE", 4)
+    worker = ray_jobs.Worker()
+    command = [PurePath("code/stub.py"), PurePath("runs")]
+    assert worker.start({"stub.py": STUB.encode()}, command, 1) == run.machine(run.usable_cores())
+    log = io.BytesIO()
+    here = SimpleNamespace(folder=tmp_path, outputs={"log": log, "errors": io.BytesIO()})
+    checkpoint, events = tmp_path / "run" / "latest.pt", tmp_path / "run" / "events.out.tfevents.1"
+    seen, answer = [], worker.next()
+    while not isinstance(answer, int):
+        assert len(answer[2]) <= 4
+        if answer[:2] == ("run/latest.pt", 4):
+            (worker.folder / "code" / "go").touch()  # while this version is under way, the next one replaces it
+            while (worker.folder / "runs" / "run" / "latest.pt").read_text() != "abcdefghijk":
+                time.sleep(0.01)
+        ray_jobs.Process.keep(here, *answer)
+        if checkpoint.exists() and checkpoint.read_text() not in seen:
+            seen.append(checkpoint.read_text())
+            assert events.read_text().endswith(seen[-1])
+        if answer[0] == "log" and log.getvalue().count(b"\n") == 3:
+            (worker.folder / "code" / "end").touch()
+        answer = worker.next()
+    assert (answer, seen) == (3, ["0123456789", "abcdefghijk"])
+    assert events.read_text() == "0123456789abcdefghijk"
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {checkpoint.name, events.name}
+    lines = log.getvalue().decode().splitlines()
+    assert lines[:2] == ["0123456789", "abcdefghijk"]
+    # The actor's end closes this, which ends what the process left, and deletes its files.
+    child = psutil.Process(int(lines[2]))
+    worker.guard.stdin.close()
+    assert psutil.wait_procs([child], timeout=60)[1] == []
+    while worker.folder.exists():
+        time.sleep(0.01)
+
+
+# ----- Wrong use -----
+def test_what_cannot_run_is_told_in_one_line(tmp_path, cluster):
+    (tmp_path / "lacks.py").write_text("import no_such_package")
+    suite_of(tmp_path, script=str(tmp_path / "lacks.py"))
+    process = start(tmp_path, cluster.address)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "cartpole, seed 1: failed: ModuleNotFoundError: No module named 'no_such_package' (status 1, see " in out
+    suite_of(tmp_path, threads=2)
+    out, _ = start(tmp_path, cluster.address).communicate(timeout=120)
+    assert "cartpole, seed 1: failed: no node of the cluster has 2 CPUs\n" in out
+    assert trainings() == []
+
+
+@pytest.mark.parametrize(("address", "has_ray", "message"), [
+    ("127.0.0.1:9", True, "--ray 127.0.0.1:9: no cluster that fits: "),
+    ("somewhere", True, "--ray somewhere: no cluster that fits: "),
+    ("auto", False, "--ray needs Ray: pip install -r requirements-ray.txt\n"),
+])  # fmt: skip
+def test_no_cluster_is_told_in_one_line(tmp_path, monkeypatch, capsys, address, has_ray, message):
+    suite_of(tmp_path)
+    if not has_ray:
+        monkeypatch.setitem(sys.modules, "ray", None)
+    words = ["--suite", tmp_path / "suite.toml", "--run-dir", tmp_path / "runs", "--ray", address]
+    monkeypatch.setattr(sys, "argv", ["run.py", *map(str, words)])
+    with pytest.raises(SystemExit) as exit_info:
+        run.main()
+    text = capsys.readouterr().err
+    assert (exit_info.value.code, text.count("\n")) == (2, 1)
+    assert text.startswith(f"error: {message}")
