@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 from conftest import ROOT
 from short_runs import load, scalars
 
@@ -144,6 +145,39 @@ def test_no_training_outlives_the_suite(tmp_path, cluster, signum):
         assert (again.returncode, trainings()) == (143, [])
     else:
         assert (step > 0, step % 1024) == (True, 0)
+
+
+# ----- Episodes without RLlib -----
+def test_episodes_are_the_same_from_any_number_of_actors_and_of_the_weights_sent(cluster):
+    import ray
+    import ray_collect
+
+    def linear(bias):
+        policy = torch.nn.Linear(1, 2)
+        torch.nn.init.zeros_(policy.weight)
+        policy.bias.data = torch.tensor(bias)
+        return policy
+
+    ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        several = []
+        for number in (1, 2):
+            actors = [
+                ray_collect.Collector.remote("small_envs:VectorRamp3Term-v0", linear([0.0, 0.0])) for _ in range(number)
+            ]
+            pool = ray.util.ActorPool(actors)
+            several.append(ray_collect.collect(pool, linear([0.0, 0.0]), range(8)))
+            for episode in several[-1]:
+                assert (episode["obs"].tolist(), episode["rewards"].tolist()) == ([[0], [1], [2], [3]], [1, 1, 1])
+            right = ray_collect.collect(pool, linear([0.0, 1000.0]), range(2))
+            assert [episode["actions"].tolist() for episode in right] == [[1, 1, 1]] * 2
+            for actor in actors:
+                ray.kill(actor)
+    finally:
+        ray.shutdown()
+    actions = [[episode["actions"].tolist() for episode in episodes] for episodes in several]
+    assert actions[0] == actions[1]
+    assert len({tuple(x) for x in actions[0]}) > 1  # of 8 episodes of three coins, two differ
 
 
 # ----- What comes from a node -----
