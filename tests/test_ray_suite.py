@@ -34,9 +34,9 @@ TOTAL = 40 * 1024
 FLAGS = "--no-cuda --total-timesteps {} --checkpoint-every 4096 --eval-every 0 --eval-episodes 2"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster():
-    """Two nodes of one core on this machine, with a secret of their own."""
+    """Two nodes of one core on this machine, with a secret of their own; the last test kills one."""
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     os.environ.setdefault("RAY_AUTH_TOKEN", "6f" * 32)
     from ray.cluster_utils import Cluster
@@ -84,38 +84,6 @@ def trainings():
         if any(re.search(r"/suite-\w+/code/ppo_cartpole.py$", word) for word in words):
             found.append(process)
     return found
-
-
-def test_a_run_whose_node_died_goes_on_elsewhere(tmp_path, cluster):
-    suite_of(tmp_path, seeds=[1, 2], evaluations=["--eval-episodes 3"])
-    process = start(tmp_path, cluster.address, "--out", tmp_path / "out")
-    wait_until(lambda: len(checkpoints(tmp_path)) == 2, process)
-    assert len(trainings()) == 2
-    (second,) = cluster.worker_nodes
-    cluster.remove_node(second, allow_graceful=False)
-    out, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, out
-    (seed, name) = re.search(r"cartpole, seed (\d): its node died\n.*resumed from (\S+)\n", out).groups()
-    folders = {path.parent.name.split("__")[2]: path.parent for path in checkpoints(tmp_path)}
-    assert (len(folders), folders[seed].name) == (2, name)
-    for key, folder in folders.items():
-        assert load(folder)["counters"]["global_step"] == TOTAL
-        assert [step for step, _ in scalars(folder)["charts/SPS"]] == list(range(1024, TOTAL + 1, 1024))
-        assert {path.suffix for path in folder.iterdir() if "tfevents" not in path.name} == {".pt", ".json"}
-        assert len(list(folder.glob("events.*"))) == 1 + (key == seed)
-        resumed_at = json.loads((folder / "args.json").read_text())["global_step"]
-        assert (0 < resumed_at < TOTAL) if key == seed else resumed_at == 0
-        assert resumed_at % 4096 == 0
-        done = json.loads((folder.parent / f"done-{key}.json").read_text())
-        assert (done["starts"], done["steps"]) == (1 + (key == seed), TOTAL)
-    with open(tmp_path / "runs" / "results.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["seed"], row["evaluation"], row["episodes"]) for row in rows] == [
-        (seed, "--eval-episodes 3", "3.0") for seed in ("1", "2")
-    ]
-    assert "comparison of cartpole:\n" in out
-    assert (tmp_path / "out" / "cartpole.md").is_file()
-    assert trainings() == []
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
@@ -266,3 +234,36 @@ def test_no_cluster_is_told_in_one_line(tmp_path, monkeypatch, capsys, address, 
     text = capsys.readouterr().err
     assert (exit_info.value.code, text.count("\n")) == (2, 1)
     assert text.startswith(f"error: {message}")
+
+
+# ----- The death of a node, last: the cluster is spoilt by it -----
+def test_a_run_whose_node_died_goes_on_elsewhere(tmp_path, cluster):
+    suite_of(tmp_path, seeds=[1, 2], evaluations=["--eval-episodes 3"])
+    process = start(tmp_path, cluster.address, "--out", tmp_path / "out")
+    wait_until(lambda: len(checkpoints(tmp_path)) == 2, process)
+    assert len(trainings()) == 2
+    (second,) = cluster.worker_nodes
+    cluster.remove_node(second, allow_graceful=False)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, out
+    (seed, name) = re.search(r"cartpole, seed (\d): its node died\n.*resumed from (\S+)\n", out).groups()
+    folders = {path.parent.name.split("__")[2]: path.parent for path in checkpoints(tmp_path)}
+    assert (len(folders), folders[seed].name) == (2, name)
+    for key, folder in folders.items():
+        assert load(folder)["counters"]["global_step"] == TOTAL
+        assert [step for step, _ in scalars(folder)["charts/SPS"]] == list(range(1024, TOTAL + 1, 1024))
+        assert {path.suffix for path in folder.iterdir() if "tfevents" not in path.name} == {".pt", ".json"}
+        assert len(list(folder.glob("events.*"))) == 1 + (key == seed)
+        resumed_at = json.loads((folder / "args.json").read_text())["global_step"]
+        assert (0 < resumed_at < TOTAL) if key == seed else resumed_at == 0
+        assert resumed_at % 4096 == 0
+        done = json.loads((folder.parent / f"done-{key}.json").read_text())
+        assert (done["starts"], done["steps"]) == (1 + (key == seed), TOTAL)
+    with open(tmp_path / "runs" / "results.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["seed"], row["evaluation"], row["episodes"]) for row in rows] == [
+        (seed, "--eval-episodes 3", "3.0") for seed in ("1", "2")
+    ]
+    assert "comparison of cartpole:\n" in out
+    assert (tmp_path / "out" / "cartpole.md").is_file()
+    assert trainings() == []
