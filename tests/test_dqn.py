@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 from conftest import ROOT
-from short_runs import assert_equal, command_line, failed, flags_of, load, only_run, resume, scalars, spy
+from short_runs import assert_equal, command_line, failed, flags_of, load, only_run, resume, scalars, spy, spy_runs
 from torch import nn
 
 import dqn_balancing_plate
@@ -654,7 +654,7 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch, capsys, memor
             assert contents(run.modules["replay"].state_dict()) == contents(stopped["replay"])
 
     # What is loaded is what was saved, of the memory too.
-    spy(monkeypatch, script.Run, "__enter__", note)
+    spy_runs(monkeypatch, script, note)
     turns = turns_of(monkeypatch)
     resume(script, monkeypatch, folder)
     if memory:
@@ -718,7 +718,7 @@ def test_a_run_that_was_interrupted_again_starts_to_learn_when_it_would_have(tmp
 def test_a_run_interrupted_at_its_start_goes_on(tmp_path, monkeypatch):
     """The signal comes before the first step: the memory that is saved is empty, and no damage."""
     with monkeypatch.context() as patch:
-        spy(patch, script.Run, "__enter__", lambda _: signal.raise_signal(signal.SIGTERM))
+        spy_runs(patch, script, lambda _: signal.raise_signal(signal.SIGTERM))
         with pytest.raises(SystemExit) as exit_info:
             command_line(script, patch, *flags_of(tiny(tmp_path, save_replay=True)))
     assert exit_info.value.code == 143
@@ -798,7 +798,7 @@ def test_a_number_that_is_none_ends_the_run_and_keeps_the_checkpoint(tmp_path, m
     (["--total-timesteps=1", "--learning-starts=0"], "--total-timesteps 1 must be between 2 and inf"),
     (["--loss=l1"], "--loss"),
     (["--vector=threads"], "--vector"),
-    (["--env-id=CartPole"], "there is no such environment; the nearest ids: CartPole-v"),
+    (["--env-id=CartPole"], "gymnasium has no 'CartPole'; the nearest ids: CartPole-v"),
     (["--env-id=Pendulum-v1"], "has Box(3,) float32 and Box(1,) float32, not for this script"),
     (["--env-id=small_envs:Ramp3Term-v0"], "has Box(1, 36, 36) uint8 and Discrete int64, not for this script"),
     (["--env-id=FrozenLake-v1"], "has Discrete int64 and Discrete int64, not for this script"),

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import small_envs
 import torch
-from short_runs import assert_equal, command_line, failed, flags_of, load, only_run, resume, scalars, spy
+from short_runs import assert_equal, command_line, failed, flags_of, load, only_run, resume, scalars, spy, spy_runs
 
 import dqn_atari
 
@@ -459,7 +459,7 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch, capsys, memor
             assert contents(run.modules["replay"].state_dict()) == contents(stopped["replay"])
 
     # What is loaded is what was saved, of the memory too.
-    spy(monkeypatch, dqn_atari.Run, "__enter__", note)
+    spy_runs(monkeypatch, dqn_atari, note)
     turns = turns_of(monkeypatch)
     resume(dqn_atari, monkeypatch, folder)
     if memory:
@@ -592,7 +592,7 @@ def test_a_loss_that_overflows_ends_the_run_and_keeps_the_checkpoint(tmp_path, m
     (["--total-timesteps=1", "--learning-starts=0"], "--total-timesteps 1 must be between 2 and inf"),
     (["--loss=l1"], "--loss"),
     (["--backend=envpool"], "--backend"),
-    (["--env-id=CartPole-v1"], "--env-id CartPole-v1 has Box(4,) float32 "),
+    (["--env-id=CartPole-v1"], "--env-id CartPole-v1 cannot be used: it has Box(4,) float32 "),
     (["--env-id=Pong-v4"], "skips frames at random; use PongNoFrameskip-v4 or ALE/Pong-v5"),
 ], ids=lambda x: " ".join(x) if isinstance(x, list) else "")  # fmt: skip
 def test_a_wrong_value_is_refused(tmp_path, monkeypatch, capsys, flags, message):

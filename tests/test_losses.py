@@ -296,8 +296,9 @@ def test_runs_of_neighbouring_seeds_share_no_environment_seed(tmp_path):
     """Environment i gets the seed of the first one + i; from 1 to 5 themselves, 15 of 16 would be shared."""
 
     def env_seed(seed):
-        with ppo_atari.Run(tiny(tmp_path, seed=seed), "global_step", 128, agent=new_agent(2)) as run:
-            return run.env_seed
+        run = ppo_atari.Run(tiny(tmp_path, seed=seed), "global_step", 128, agent=new_agent(2))
+        run.__exit__(None)
+        return run.env_seed
 
     seeds = [env_seed(seed) for seed in range(1, 6)]
     assert len({seed + i for seed in seeds for i in range(64)}) == 5 * 64

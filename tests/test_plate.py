@@ -176,14 +176,15 @@ def test_the_best_agent_is_kept(tmp_path):
     """best.pt is that of the evaluation that lasted longest, then came nearest, then was newest."""
     args = tiny(tmp_path)
     kept = []
-    with script.Run(args, "global_step", 400, agent=torch.nn.Linear(1, 1)) as run:
-        for step, (length, distance) in enumerate(
-            [(200, 0.01), (199, 0.001), (500, 0.05), (500, 0.02), (500, 0.03), (500, 0.02), (499, 0.0)], start=1
-        ):
-            run.counters["global_step"] = step
-            run.keep_best(evaluation([length, length], [distance, distance]))
-            kept.append(load(run.folder, "best.pt")["counters"]["global_step"])
-            assert load(run.folder)["counters"]["global_step"] == step
+    run = script.Run(args, "global_step", 400, agent=torch.nn.Linear(1, 1))
+    for step, (length, distance) in enumerate(
+        [(200, 0.01), (199, 0.001), (500, 0.05), (500, 0.02), (500, 0.03), (500, 0.02), (499, 0.0)], start=1
+    ):
+        run.counters["global_step"] = step
+        run.keep_best(evaluation([length, length], [distance, distance]))
+        kept.append(load(run.folder, "best.pt")["counters"]["global_step"])
+        assert load(run.folder)["counters"]["global_step"] == step
+    run.__exit__(None)
     assert kept == [1, 1, 3, 4, 4, 6, 6]
     assert load(run.folder)["counters"]["best_eval"] == [500.0, -0.02]
     logged = scalars(run.folder)
@@ -201,7 +202,7 @@ def test_the_distance_is_logged_and_printed(tmp_path, monkeypatch, capsys):
     assert line == "eval: mean=3 std=0 min=3 max=3 episodes=2 mean_length=3 distance=0.1875"
     logged = scalars(only_run(tmp_path))
     # Both environments end at every third turn of 2 steps.
-    assert logged["charts/distance"] == [(6 * k, 0.1875) for k in range(1, 67) for _ in range(2)]
+    assert logged["charts/episodic_distance"] == [(6 * k, 0.1875) for k in range(1, 67) for _ in range(2)]
     assert logged["eval/distance_mean"] == [(step, 0.1875) for step in (200, 400)]
     assert load(only_run(tmp_path), "best.pt")["counters"]["global_step"] == 400
     command_line(script, monkeypatch, "--evaluate", str(only_run(tmp_path)), "--threads=1", "--no-cuda")
@@ -211,7 +212,7 @@ def test_the_distance_is_logged_and_printed(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("env_id", "printed", "tags"),
     [
-        ("DistancesMore-v0", " height=7 distance=0.1875", {"charts/distance", "eval/distance_mean"}),
+        ("DistancesMore-v0", " height=7 distance=0.1875", {"charts/episodic_distance", "eval/distance_mean"}),
         ("OtherMeasures-v0", " height=7", set()),
         ("NoMeasures-v0", "", set()),
     ],

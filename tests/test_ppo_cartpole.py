@@ -271,11 +271,14 @@ def test_a_loss_that_overflows_ends_the_run_and_keeps_the_checkpoint(tmp_path, m
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--env-id=Pendulum-v1"], "--env-id Pendulum-v1 has Box(3,) float32 and Box(1,) float32, not for this script"),
+        (
+            ["--env-id=Pendulum-v1"],
+            "Pendulum-v1 cannot be used: it has Box(3,) float32 and Box(1,) float32, not for this script",
+        ),
         (["--env-id=small_envs:Ramp3Term-v0"], "Box(1, 36, 36) uint8 and Discrete int64, not for this script"),
-        (["--env-id=FrozenLake-v1"], "FrozenLake-v1 has Discrete int64 and Discrete int64, not for this script"),
-        (["--num-minibatches=3"], "--num-minibatches must divide num_envs * num_steps = 64"),
-        (["--num-minibatches=64"], "--num-minibatches leaves one sample in each, whose advantage cannot be normalised"),
+        (["--env-id=FrozenLake-v1"], "it has Discrete int64 and Discrete int64, not for this script"),
+        (["--num-minibatches=3"], "--num-minibatches must divide num_envs * num_steps"),
+        (["--num-minibatches=64"], "--num-minibatches must leave more than one sample in each"),
         (["--total-timesteps=63"], "--total-timesteps 63 must be between 64 and inf"),
         (["--clip-coef=0"], "--clip-coef 0.0 must be between 1e-12 and inf"),
         (["--gamma=1.1"], "--gamma 1.1 must be between 0 and 1"),

@@ -242,7 +242,7 @@ def test_a_run_folder_holds_what_belongs_to_the_run(tmp_path, monkeypatch, capsy
     args = tiny(tmp_path / "my runs", seed=7, exp_name="two words", gamma=0.875)
     command_line(ppo_atari, monkeypatch, *flags_of(args))
     folder = only_run(tmp_path / "my runs")
-    assert re.fullmatch(r"small_envs-Ramp3Trunc-v0__two words__7__\d{13}", folder.name)
+    assert re.fullmatch(r"small_envs-Ramp3Trunc-v0__two-words__7__\d{13}", folder.name)
     # Folders are quoted, for the shell.
     lines = capsys.readouterr().out.splitlines()
     assert [shlex.split(line) for line in lines[-2:]] == [
@@ -258,9 +258,8 @@ def test_a_run_folder_holds_what_belongs_to_the_run(tmp_path, monkeypatch, capsy
     assert about["versions"] == versions
     git = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
     assert about["git_commit"] == (git.stdout.strip() if git.returncode == 0 else None)
-    assert about["device"].startswith("cpu")
+    assert about["device"] == "cpu"
     assert shlex.split(about["command"])[1:] == ["ppo_atari.py", *flags_of(args)]
-    assert (about["global_step"], about["threads"]) == (0, 1)
 
     # The hyperparameters stand in a text summary.
     events = EventAccumulator(str(folder))
@@ -427,8 +426,8 @@ def eager_bar(monkeypatch):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such terminals")
-@pytest.mark.parametrize(("size", "line"), [((24, 80), "128/128 ["), ((0, 0), "128 of 128 steps, ")])
-def test_a_terminal_shows_a_bar_or_lines_where_it_has_no_columns(tmp_path, monkeypatch, size, line):
+@pytest.mark.parametrize(("size", "line"), [((24, 80), "128/128 ["), ((0, 0), "128/128 [")])
+def test_a_terminal_shows_a_bar_also_where_it_has_no_columns(tmp_path, monkeypatch, size, line):
     import fcntl
     import struct
     import termios
@@ -460,7 +459,7 @@ def test_a_terminal_shows_a_bar_or_lines_where_it_has_no_columns(tmp_path, monke
 def test_without_a_terminal_there_are_lines(tmp_path, monkeypatch, capsys):
     eager_bar(monkeypatch)
     ppo_atari.train(tiny(tmp_path, progress=True))
-    assert re.search(r"^\r?64 of 128 steps, .*, return 3.0, \S+ left$", capsys.readouterr().err, re.MULTILINE)
+    assert re.search(r"^\r? 50%\|\| 64/128 \[.* step/s, return 3.0\]$", capsys.readouterr().err, re.MULTILINE)
 
 
 # As where spawn is the default and the script itself is the main module.
@@ -535,15 +534,7 @@ class Shade(small_envs.Ramp):
         return np.full((64, 64, 3), 50 * self.step_count, np.uint8)
 
 
-class Swell(Shade):
-    """Draws larger pictures from its third step on."""
-
-    def render(self):
-        return np.repeat(super().render(), 2 if self.step_count > 2 else 1, axis=0)
-
-
-for env in (Shade, Swell):
-    gym.register(f"{env.__name__}-v0", entry_point=env, disable_env_checker=True)
+gym.register("Shade-v0", entry_point=Shade, disable_env_checker=True)
 
 
 # The reader of imageio leaves its pipes to ffmpeg to the garbage collector.
@@ -570,15 +561,6 @@ def test_the_filmed_episodes_are_the_evaluated_ones(tmp_path, monkeypatch, capsy
     # What is seen before each of the 5 steps, but for the compression.
     assert frames.shape == (5, 64, 64, 3)
     assert np.abs(frames.mean((1, 2, 3)) - [0, 50, 100, 150, 200]).max() < 8
-
-
-def test_a_video_that_fails_does_not_take_the_evaluation_along(tmp_path, monkeypatch, capsys):
-    """Pictures that change their size make no film: one line, but the scores are reported and best.pt is kept."""
-    command_line(ppo_atari, monkeypatch, *flags_of(tiny(tmp_path, env_id="Swell-v0", capture_video=True)))
-    out, err = capsys.readouterr()
-    assert "eval: mean=5 std=0 min=5 max=5 episodes=2 mean_length=5" in out.splitlines()
-    assert load(only_run(tmp_path), "best.pt")["counters"]["best_eval"] == [5.0]
-    assert "Traceback" not in err
 
 
 @pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")

@@ -49,7 +49,7 @@ def actions_of(*actions):
 
 def finished(infos):
     """Returns (environment, return, length) of each episode that ended."""
-    return [(i, x["return"], x["length"]) for i, x in ppo_atari.finished_episodes(infos)]
+    return [(i, x["return"], x["length"]) for i, x in ppo_atari.finished_episodes(infos).items()]
 
 
 def true_next_obs(obs, infos):
@@ -600,8 +600,8 @@ def test_finished_episodes_are_each_reported_once():
 def test_finished_episodes_of_some_environments_only():
     whole = np.array([None, None])
     whole[1] = (("return", 7.5), ("length", 12), ("x", 2.5))
-    assert list(ppo_atari.finished_episodes({"whole_episode": whole})) == [(1, {"return": 7.5, "length": 12, "x": 2.5})]
-    assert list(ppo_atari.finished_episodes({})) == []
+    assert ppo_atari.finished_episodes({"whole_episode": whole}) == {1: {"return": 7.5, "length": 12, "x": 2.5}}
+    assert ppo_atari.finished_episodes({}) == {}
 
 
 @pytest.mark.parametrize(("end", "vector"), [("Term", "sync"), ("Trunc", "sync"), ("Both", "sync"), ("Trunc", "async")])

@@ -158,8 +158,8 @@ def test_the_scores_of_an_evaluation_are_those_of_its_seeds_whatever_num_envs_is
 def test_whole_numbers_and_fractions_are_measured_in_the_same_step(vector):
     with new_envs("Measures-v0", 2, vector) as envs:
         envs.reset(seed=0)
-        assert list(script.finished_episodes(envs.step(np.zeros(2, int))[4])) == []
-        episodes = list(script.finished_episodes(envs.step(np.zeros(2, int))[4]))
+        assert list(script.finished_episodes(envs.step(np.zeros(2, int))[4]).items()) == []
+        episodes = list(script.finished_episodes(envs.step(np.zeros(2, int))[4]).items())
     assert episodes == [
         (0, {"return": 2.0, "length": 2.0, "level": 0.0}),
         (1, {"return": 2.0, "length": 2.0, "level": 0.75}),
@@ -171,7 +171,7 @@ def test_what_was_not_measured_is_not_0():
     with new_envs("Measures-v0", 3) as envs:
         envs.reset(seed=0)
         envs.step(np.zeros(3, int))
-        episodes = list(script.finished_episodes(envs.step(np.zeros(3, int))[4]))
+        episodes = list(script.finished_episodes(envs.step(np.zeros(3, int))[4]).items())
     assert [list(episode) for _, episode in episodes] == [["return", "length", "level"]] * 2 + [["return", "length"]]
     args = script.Args(env_id="Measures-v0", eval_episodes=6)
     levels = script.evaluate(new_agent(args), args, 0, CPU)["level"]
@@ -187,7 +187,7 @@ def test_info_of_any_length_and_name_does_no_harm(tmp_path, vector):
         assert list(envs.step(np.zeros(3, int))[4]) == []
         infos = envs.step(np.zeros(3, int))[4]
         found = [(i, {"return": 2.0, "length": 2.0}) for i in range(3)]
-        assert list(script.finished_episodes(infos)) == found
+        assert list(script.finished_episodes(infos).items()) == found
     _, args = small_run("dqn_cartpole_vec", tmp_path, env_id="Growing-v0", num_envs=3, vector=vector)
     _, scores = script.train(args)
     assert scores.tolist() == [2.0, 2.0]
@@ -241,6 +241,7 @@ def test_observations_may_be_lists():
     with new_envs("Lists-v0", 2) as envs:
         assert envs.reset(seed=0)[0].tolist() == [[0.5, 1.5]] * 2
         assert envs.step(np.zeros(2, int))[0].tolist() == [[1.0, 2.0]] * 2
-        assert [episode for _, episode in script.finished_episodes(envs.step(np.zeros(2, int))[4])] == [
-            {"return": 2.0, "length": 2}
-        ] * 2
+        assert (
+            list(script.finished_episodes(envs.step(np.zeros(2, int))[4]).values())
+            == [{"return": 2.0, "length": 2}] * 2
+        )
