@@ -696,8 +696,7 @@ class Run:
         bar = {"total": total, "initial": self.counters[unit], "disable": not args.progress}
         if not sys.stderr.isatty():
             bar |= {"mininterval": 30, "maxinterval": 60, "delay": 1, "bar_format": "{l_bar}{r_bar}\n"}
-        unit_name = " episode" if unit == "episodes" else " step"
-        self.bar = tqdm(unit=unit_name, nrows=20, **bar)  # some containers' terminals have no rows of their own
+        self.bar = tqdm(unit=f" {unit.removeprefix('global_')}", nrows=20, **bar)  # some containers' terminals have 0
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # A signal to all processes of the run ends environment processes too, which reads as a broken pipe.
