@@ -20,6 +20,7 @@ import torch
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from short_runs import command_line
 from small_envs import Line
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributions import AffineTransform, Gumbel, Laplace, Normal, TanhTransform, TransformedDistribution
@@ -92,11 +93,9 @@ def recorded(monkeypatch, module, name):
 
 def command(monkeypatch, capsys, *flags):
     """Runs the command line; returns exit status, standard output and standard error."""
-    monkeypatch.setattr(sys, "argv", ["ppo_continuous.py", "--no-cuda", *flags])
-    monkeypatch.setattr(sys, "path", list(sys.path))
     capsys.readouterr()
     try:
-        ppo.main()
+        command_line(ppo, monkeypatch, "--no-cuda", *flags)
         status = 0
     except SystemExit as error:
         status = error.code

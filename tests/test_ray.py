@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from conftest import ROOT
-from short_runs import assert_equal, failed, flags_of, hashes, load, only_run, resume, scalars, spy
+from short_runs import assert_equal, command_line, failed, flags_of, hashes, load, only_run, resume, scalars, spy
 
 import ppo_atari
 import ppo_atari_ray as script
@@ -166,8 +166,7 @@ def test_a_run_goes_on_with_another_number_of_workers(tmp_path, monkeypatch, cap
 
     before = hashes(folders[0])
     monkeypatch.setitem(sys.modules, "ray", None)  # an evaluation needs no Ray
-    monkeypatch.setattr(sys, "argv", ["ppo_atari_ray.py", "--evaluate", str(folders[0]), "--no-cuda"])
-    script.main()
+    command_line(script, monkeypatch, "--evaluate", str(folders[0]), "--no-cuda")
     assert re.search(r"\neval: mean=\S+ .* episodes=1 mean_length=50\n$", capsys.readouterr().out)
     assert hashes(folders[0]) == before
 
