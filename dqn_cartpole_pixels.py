@@ -145,7 +145,8 @@ def find_spec(env_id: str) -> EnvSpec:
     """Returns the registered specification of an environment; `package.module:Id-v0` imports the module first."""
     module, _, name = env_id.rpartition(":")
     importlib.import_module(module or "gymnasium")
-    near = ", ".join(difflib.get_close_matches(name, gym.registry, n=5, cutoff=0.3))
+    usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
+    near = ", ".join(difflib.get_close_matches(name, usable, n=5, cutoff=0.3))
     require(name in gym.registry, f"gymnasium has no {name!r}; the nearest ids: {near or 'none'}")
     return gym.registry[name]
 
@@ -726,7 +727,8 @@ class Run:
         about["versions"] = {x.__name__: x.__version__ for x in PACKAGES} | {"python": platform.python_version()}
         status, commit = subprocess.getstatusoutput(f"git -C {shlex.quote(str(Path(__file__).parent))} rev-parse HEAD")
         cuda = args.cuda and torch.cuda.is_available()
-        about |= {"git_commit": None if status else commit, "device": torch.cuda.get_device_name() if cuda else "cpu"}
+        about["device"] = torch.cuda.get_device_name() if cuda else f"cpu {platform.machine()}"
+        about["git_commit"] = None if status else commit
         (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
         if args.track:
             import wandb
@@ -773,7 +775,8 @@ class Run:
     def log_episode(self, step: int, episode: dict[str, float]) -> None:
         """Writes score, length and measures of an episode that ended in training, at its own step."""
         for name, value in episode.items():
-            self.writer.add_scalar(f"charts/episodic_{name}", value, step)
+            tag = f"charts/episodic_{name}" if name in ("return", "length") else f"charts/{name}"
+            self.writer.add_scalar(tag, value, step)
         self.scores = [*self.scores[-99:], episode["return"]]
         self.bar.set_postfix_str(f"return {np.mean(self.scores):.1f}", refresh=False)
 
@@ -789,6 +792,8 @@ class Run:
 
     def save(self, name: str) -> None:
         """Writes a checkpoint; at any moment the file is whole, the old or the new one."""
+        if not all(x.isfinite().all() for x in self.modules["agent"].state_dict().values()):
+            raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}")
         content = {"script": Path(__file__).stem, "format_version": FORMAT_VERSION, "args": asdict(self.args)}
         content["counters"] = self.counters
         content |= {key: x.state_dict() for key, x in self.modules.items() if key != "replay" or name == "latest.pt"}
@@ -880,19 +885,25 @@ def prepare(args: Args) -> torch.device:
     for package in ["wandb"] * args.track + ["matplotlib"] * args.plot:
         require(importlib.util.find_spec(package), f"--track, --plot: a package is missing: pip install {package}")
     torch.set_num_threads(args.threads or min(torch.get_num_threads(), 8))
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    doing = f"--env-id {args.env_id} cannot be used"
     try:  # better known before hours of training
         with closing_envs(make_envs(args, 1, "rgb_array" if args.capture_video else None)) as envs:
             envs.reset(seed=args.seed)
             require(not args.capture_video or np.ndim(envs.render()[0]) == 3, "it draws no pictures")
-    except Exception as error:  # environments may raise anything
-        raise UsageError(f"--env-id {args.env_id} cannot be used: {error}") from error
+        if getattr(args, "compile", False):
+            doing = "--compile needs a C++ compiler"
+            torch.compile(torch.neg)(torch.zeros(2, device=device))
+    except Exception as error:  # environments and compilers may raise anything
+        raise UsageError(f"{doing}: {error}") from error
     seed_everything(args.seed)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(args.torch_deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads unset memory
     torch.backends.cudnn.benchmark = not args.torch_deterministic
-    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}")
+    bfloat16 = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    hint = "; --amp would pay here" if bfloat16 and not getattr(args, "amp", True) else ""
+    print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}{hint}")
     print(f"environment: {args.num_envs} x {args.env_id} {find_spec(args.env_id).kwargs}", flush=True)
     return device
 

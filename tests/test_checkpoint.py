@@ -369,6 +369,17 @@ def start(args, cwd, **env):
     return Process([sys.executable, str(ROOT / "ppo_atari.py"), *flags_of(args)], cwd, **env)
 
 
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch, capsys):
+    """They are spoilt as the run is interrupted in its second iteration, after a checkpoint."""
+    monkeypatch.setenv("SIGNAL_AT", "40:SIGTERM")
+    spoil = lambda run, *_: run.modules["agent"].critic.weight.data.fill_(torch.nan)  # noqa: E731
+    spy(monkeypatch, script.Run, "__exit__", spoil)
+    args = tiny(tmp_path, env_id="small_envs:SignalAt-v0", checkpoint_every=64)
+    status, line = failed(monkeypatch, capsys, *flags_of(args))
+    assert (status, line.splitlines()[-1]) == (1, "error: a weight is not finite at step 64")
+    assert all(weights.isfinite().all() for weights in load(only_run(tmp_path))["agent"].values())
+
+
 @posix
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_run_and_its_environments_in_order(tmp_path, signum):

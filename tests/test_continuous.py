@@ -6,7 +6,10 @@ What both scripts have is tested on ppo_continuous.py: without noise rpo_continu
 import functools
 import json
 import math
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import gymnasium as gym
@@ -14,6 +17,7 @@ import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from short_runs import command_line
@@ -404,6 +408,21 @@ def test_compiled_and_eager_updates_agree(tmp_path, monkeypatch):
         torch.testing.assert_close(agents[1].state_dict()[name], tensor, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("changed", [{"CXX": "/nonexistent"}, {"PATH": "/nonexistent"}])
+def test_compiling_without_a_compiler_is_refused_in_one_line(tmp_path, changed):
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    environment = {name: x for name, x in os.environ.items() if name != "CXX"} | cache | changed
+    flags = ["--compile", "--no-cuda", "--threads=1", f"--run-dir={tmp_path / 'runs'}"]
+    found = subprocess.run(
+        [sys.executable, str(ROOT / "ppo_continuous.py"), *flags],
+        env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert found.returncode == 2
+    assert found.stderr.startswith("error: --compile needs a C++ compiler: ")
+    assert found.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
 # ----- Running statistics -----
 @given(
     data=st.lists(
@@ -666,7 +685,7 @@ INTEGERS = '{"low": [0], "high": [3], "action_dtype": "int64"}'
         (["--env-id=small_envs:LineUndrawable-v0", "--capture-video"], ["the package that draws is missing"]),
         (["--env-id=Pendulun-v1", "--capture-video"], ["the nearest ids: Pendulum-v1"]),
         (["--hidden-sizes", "64", "0"], ["--hidden-sizes 0 must be between 1 and inf"]),
-        (["--num-minibatches=3"], ["--num-minibatches must divide num_envs * num_steps"]),
+        (["--num-minibatches=3"], ["--num-minibatches must divide num_envs * num_steps = 2048"]),
         (["--num-minibatches=2048"], ["one sample in each"]),
         (["--total-timesteps=100"], ["--total-timesteps 100 must be between 2,048 and inf"]),
         (["--log-std-init=3"], ["--log-std-init 3.0 must be between -5 and 2"]),

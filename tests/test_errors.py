@@ -71,8 +71,8 @@ def box(*flags):
     box("--seed=-1", "--seed -1 must be between 0 and 2,000,000,000"),
     box("--seed=3000000000", "--seed 3000000000 must be between 0 and 2,000,000,000"),
     # 2 x 32 = 64 samples.
-    box("--num-minibatches=3", "--num-minibatches must divide num_envs * num_steps"),
-    box("--num-minibatches=128", "--num-minibatches must divide num_envs * num_steps"),
+    box("--num-minibatches=3", "--num-minibatches must divide num_envs * num_steps = 64"),
+    box("--num-minibatches=128", "--num-minibatches must divide num_envs * num_steps = 64"),
     box("--num-minibatches=64", "--num-minibatches leaves one sample in each, which --norm-adv cannot normalise"),
     box("--total-timesteps=63", "--total-timesteps 63 must be between 64 and inf"),
     # Of another kind than a number, or no flag at all: the parser's own words.
@@ -123,8 +123,15 @@ for what in ("none", "list", "number"):
     gym.register(f"Draws-{what}-v0", entry_point=Drawing, kwargs={"what": what}, disable_env_checker=True)
 
 
+def test_ids_with_a_random_frame_skip_are_never_proposed(monkeypatch, capsys):
+    line = refused(monkeypatch, capsys, "--env-id=Breakout")
+    named = line.split("the nearest ids: ")[1].strip().split(", ")
+    assert "BreakoutNoFrameskip-v4" in named
+    assert not {"Breakout-v4", "Breakout-v0"} & set(named)
+
+
 @pytest.mark.parametrize(("env_id", "parts"), [
-    ("Pong", ["gymnasium has no 'Pong'; the nearest ids: ", "ALE/Pong-v5"]),
+    ("Pong", ["gymnasium has no 'Pong'; the nearest ids: ", "ALE/Pong-v5", "PongNoFrameskip-v4"]),
     ("pongnoframeskip-v4", ["gymnasium has no '", "PongNoFrameskip-v4"]),
     ("CartPole", ["gymnasium has no '", "CartPole-v1"]),
     ("small_envs:Ramp3Trunk-v0", ["gymnasium has no 'Ramp3Trunk-v0'", "Ramp3Trunc-v0"]),

@@ -202,7 +202,7 @@ def test_the_distance_is_logged_and_printed(tmp_path, monkeypatch, capsys):
     assert line == "eval: mean=3 std=0 min=3 max=3 episodes=2 mean_length=3 distance=0.1875"
     logged = scalars(only_run(tmp_path))
     # Both environments end at every third turn of 2 steps.
-    assert logged["charts/episodic_distance"] == [(6 * k, 0.1875) for k in range(1, 67) for _ in range(2)]
+    assert logged["charts/distance"] == [(6 * k, 0.1875) for k in range(1, 67) for _ in range(2)]
     assert logged["eval/distance_mean"] == [(step, 0.1875) for step in (200, 400)]
     assert load(only_run(tmp_path), "best.pt")["counters"]["global_step"] == 400
     command_line(script, monkeypatch, "--evaluate", str(only_run(tmp_path)), "--threads=1", "--no-cuda")
@@ -212,7 +212,7 @@ def test_the_distance_is_logged_and_printed(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("env_id", "printed", "tags"),
     [
-        ("DistancesMore-v0", " height=7 distance=0.1875", {"charts/episodic_distance", "eval/distance_mean"}),
+        ("DistancesMore-v0", " height=7 distance=0.1875", {"charts/distance", "eval/distance_mean"}),
         ("OtherMeasures-v0", " height=7", set()),
         ("NoMeasures-v0", "", set()),
     ],

@@ -277,7 +277,7 @@ def test_a_loss_that_overflows_ends_the_run_and_keeps_the_checkpoint(tmp_path, m
         ),
         (["--env-id=small_envs:Ramp3Term-v0"], "Box(1, 36, 36) uint8 and Discrete int64, not for this script"),
         (["--env-id=FrozenLake-v1"], "it has Discrete int64 and Discrete int64, not for this script"),
-        (["--num-minibatches=3"], "--num-minibatches must divide num_envs * num_steps"),
+        (["--num-minibatches=3"], "--num-minibatches must divide num_envs * num_steps = 64"),
         (["--num-minibatches=64"], "--num-minibatches must leave more than one sample in each"),
         (["--total-timesteps=63"], "--total-timesteps 63 must be between 64 and inf"),
         (["--clip-coef=0"], "--clip-coef 0.0 must be between 1e-12 and inf"),
