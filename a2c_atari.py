@@ -127,7 +127,8 @@ def find_spec(env_id: str) -> EnvSpec:
     importlib.import_module(module or "gymnasium")
     usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
     near = ", ".join(difflib.get_close_matches(name, usable, n=5, cutoff=0.3))
-    require(name in gym.registry, f"gymnasium has no {name!r}; the nearest ids: {near or 'none'}")
+    others = "an id of your own wants its module, module:Id-v0; Atari games are for ppo_atari.py"
+    require(name in gym.registry, f"gymnasium has no {name!r}; the nearest ids: {near or 'none'}; {others}")
     return gym.registry[name]
 
 
@@ -247,8 +248,8 @@ def check_spaces(env: gym.Env, fits: bool) -> None:
     """Raises a UsageError that says which script does unless this one fits the environment's spaces."""
     spaces = (env.observation_space, env.action_space)
     found = " and ".join(f"{type(x).__name__}{x.shape or ''} {x.dtype or ''}".strip() for x in spaces)
-    scripts = "vectors want ppo_cartpole.py, with a Box of actions ppo_continuous.py, uint8 images of 36 x 36 and more"
-    scripts += " with Discrete actions ppo_atari.py; envs/README.md tells how other spaces become one of these"
+    scripts = "there are ppo_cartpole.py (vectors, Discrete actions), ppo_continuous.py (vectors, Box), ppo_atari.py"
+    scripts += " (uint8 images from 36 x 36 on, Discrete); envs/README.md tells how other spaces become one of these"
     require(fits, f"it has {found}, not for this script: {scripts}")
 
 
@@ -813,7 +814,7 @@ def prepare(args: Args) -> torch.device:
     torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads unset memory
     torch.backends.cudnn.benchmark = not args.torch_deterministic
     bfloat16 = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    hint = "; --amp would pay here" if bfloat16 and not getattr(args, "amp", True) else ""
+    hint = "; --amp is faster here" if bfloat16 and not getattr(args, "amp", True) else ""
     print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}{hint}")
     print(f"environment: {args.num_envs} x {args.env_id} {find_spec(args.env_id).kwargs}", flush=True)
     return device

@@ -718,7 +718,7 @@ def test_spaces_that_do_not_fit_are_refused_with_what_does(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     status, error = failed(script, monkeypatch, capsys, f"--env-id={name}-v0", "--no-cuda")
     assert status == 2
-    assert error.startswith(f"error: --env-id {name}-v0 has {found}, not for this script: ")
+    assert error.startswith(f"error: --env-id {name}-v0 cannot be used: it has {found}, not for this script: ")
     assert [part for part in SCRIPTS_THAT_FIT if part not in error] == []
     assert list(tmp_path.iterdir()) == []
 
