@@ -692,8 +692,8 @@ for name, *spaces in (
     kwargs = dict(zip(("observation_space", "action_space"), spaces, strict=True))
     gym.register(f"{name}-v0", entry_point=Spaces, kwargs=kwargs, disable_env_checker=True)
 SCRIPTS_THAT_FIT = [
-    "vectors want ppo_cartpole.py, with a Box of actions ppo_continuous.py",
-    "uint8 images of 36 x 36 and more with Discrete actions ppo_atari.py",
+    "ppo_cartpole.py (vectors, Discrete actions), ppo_continuous.py (vectors, Box)",
+    "ppo_atari.py (uint8 images from 36 x 36 on, Discrete)",
     "envs/README.md tells how other spaces become one of these",
 ]
 
