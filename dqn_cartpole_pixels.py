@@ -39,6 +39,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -560,19 +561,6 @@ def evaluate_checkpoint(args: Args) -> None:
 LOG_EVERY = 100
 """environment steps between points of the scalars"""
 
-PACKAGES = (torch, gym, np, cv2)
-"""those whose versions args.json tells"""
-
-
-def keep_freed_memory() -> None:
-    """Lets this process keep the memory of freed tensors: each minibatch asks again for as large ones.
-
-    Handed back to the system and fetched anew they cost page faults, which took a fifth of the speed.
-    """
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-
 
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
     """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run.
@@ -583,7 +571,10 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         FloatingPointError: a loss is not finite; the last checkpoint stays as it was.
     """
     device = prepare(args)
-    keep_freed_memory()
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        # Freed memory stays here, since each minibatch asks for as much: page faults took a fifth of the speed.
+        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
     with ExitStack() as cleanup:
         with make_env(args)() as env:
             obs_shape = env.observation_space.shape
@@ -725,7 +716,8 @@ class Run:
         for stray in self.folder.glob("*.tmp"):
             stray.unlink()
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
-        about["versions"] = {x.__name__: x.__version__ for x in PACKAGES} | {"python": platform.python_version()}
+        about["versions"] = {"python": platform.python_version(), "torch": torch.__version__}
+        about["versions"] |= {x: version(x) for x in ("gymnasium", "numpy", "ale_py", "pybullet") if x in sys.modules}
         status, commit = subprocess.getstatusoutput(f"git -C {shlex.quote(str(Path(__file__).parent))} rev-parse HEAD")
         cuda = args.cuda and torch.cuda.is_available()
         about["device"] = torch.cuda.get_device_name() if cuda else f"cpu {platform.machine()}"

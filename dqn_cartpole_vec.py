@@ -38,6 +38,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -414,9 +415,6 @@ def evaluate_checkpoint(args: Args) -> None:
 LOG_EVERY = 100
 """environment steps between points of the scalars"""
 
-PACKAGES = (torch, gym, np)
-"""those whose versions args.json tells"""
-
 
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
     """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run.
@@ -562,7 +560,8 @@ class Run:
         for stray in self.folder.glob("*.tmp"):
             stray.unlink()
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
-        about["versions"] = {x.__name__: x.__version__ for x in PACKAGES} | {"python": platform.python_version()}
+        about["versions"] = {"python": platform.python_version(), "torch": torch.__version__}
+        about["versions"] |= {x: version(x) for x in ("gymnasium", "numpy", "ale_py", "pybullet") if x in sys.modules}
         status, commit = subprocess.getstatusoutput(f"git -C {shlex.quote(str(Path(__file__).parent))} rev-parse HEAD")
         cuda = args.cuda and torch.cuda.is_available()
         about["device"] = torch.cuda.get_device_name() if cuda else f"cpu {platform.machine()}"

@@ -37,6 +37,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,7 +83,6 @@ class Args:
     env_kwargs: str = "{}"  # keyword arguments for gymnasium.make, a JSON object
     vector: Literal["sync", "async"] = "sync"  # gymnasium's environments step in this process, or in one each
     num_envs: int = 16  # parallel environments, N
-    action_bounds: Literal["clip", "tanh"] = "clip"  # clip samples to the bounds of actions, or squash them by tanh
     rescale_actions: bool = True  # scale finite bounds of actions to -1 and 1, so that any task starts alike
     norm_obs: bool = True  # scale observations to mean 0, deviation 1 by running statistics
     norm_reward: bool = True  # divide rewards by the running deviation of the discounted return
@@ -210,17 +210,14 @@ def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env
         vectors = isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1
         check_spaces(env, fits=vectors and isinstance(box, gym.spaces.Box) and box.dtype.kind == "f")
         env = WholeEpisodes(env)
-        # The agent gives a float32 vector. It is clipped again in the end, since rounding may lead out of the bounds;
-        # where they allow one action only, any number becomes that.
+        # The agent gives any float32 vector. Where the bounds allow one action only, any number becomes that.
         limits = ((box.low, -np.inf), (box.high, np.inf))
         low, high = (np.where(box.low < box.high, *x).flatten().astype(np.float32) for x in limits)
         shaped = lambda action: action.reshape(box.shape).clip(box.low, box.high)  # noqa: E731
         env = gym.wrappers.TransformAction(env, shaped, gym.spaces.Box(low, high))
-        bounded = np.isfinite(low) & np.isfinite(high)
-        why = "--action-bounds tanh wants two different bounds for each action; use clip"
-        require(args.action_bounds == "clip" or bounded.all(), why)
         if args.rescale_actions:
             # Around [10, 12] or +-1000 every first sample would be cut to one bound, or be tiny.
+            bounded = np.isfinite(low) & np.isfinite(high)
             env = gym.wrappers.RescaleAction(env, np.where(bounded, -1, low), np.where(bounded, 1, high))
         return env
 
@@ -291,23 +288,20 @@ class Agent(nn.Module):
 
     def __init__(self, args: Args, envs: VectorEnv) -> None:
         super().__init__()
-        self.state_dependent_std, self.tanh = args.state_dependent_std, args.action_bounds == "tanh"
-        self.distribution = Normal
-        self.norm_obs, size, box = args.norm_obs, envs.single_observation_space.shape[0], envs.single_action_space
+        self.norm_obs, self.state_dependent_std = args.norm_obs, args.state_dependent_std
+        size, action_dim = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]
         self.obs_statistics = RunningMeanStd((size,))
-        self.register_buffer("low", torch.as_tensor(box.low, dtype=torch.float32), persistent=False)
-        self.register_buffer("high", torch.as_tensor(box.high, dtype=torch.float32), persistent=False)
         self.actor, self.critic = nn.Sequential(), nn.Sequential()
         for hidden_size in args.hidden_sizes:
             for network in (self.actor, self.critic):
                 network.extend([layer_init(nn.Linear(size, hidden_size)), nn.Tanh()])
             size = hidden_size
         # A small gain starts the means near 0, whatever the observation.
-        self.actor.append(layer_init(nn.Linear(size, len(self.low) * (1 + args.state_dependent_std)), std=0.01))
-        nn.init.constant_(self.actor[-1].bias[len(self.low) :], args.log_std_init)
+        self.actor.append(layer_init(nn.Linear(size, action_dim * (1 + args.state_dependent_std)), std=0.01))
+        nn.init.constant_(self.actor[-1].bias[action_dim:], args.log_std_init)
         self.critic.append(layer_init(nn.Linear(size, 1), std=1))
         if not args.state_dependent_std:
-            self.log_std = nn.Parameter(torch.full((len(self.low),), args.log_std_init))
+            self.log_std = nn.Parameter(torch.full((action_dim,), args.log_std_init))
 
     def normalise(self, obs: Tensor) -> Tensor:
         """Returns observations (M, O) with mean 0 and deviation 1, kept within +-10."""
@@ -318,40 +312,20 @@ class Agent(nn.Module):
         return scaled.clamp(-10, 10).float()
 
     def policy(self, scaled_obs: Tensor) -> Distribution:
-        """Returns the distribution of samples (M, A), which become actions by `bounded`, for scaled observations."""
+        """Returns the distribution of actions (M, A) for scaled observations (M, O)."""
         output = self.actor(scaled_obs)
-        if not self.state_dependent_std:
-            return self.distribution(output, self.log_std.exp(), validate_args=False)
+        mean, log_std = output.chunk(2, dim=-1) if self.state_dependent_std else (output, self.log_std)
         # The limits keep an exponential of an untrained output harmless.
-        mean, log_std = output.chunk(2, dim=-1)
-        return self.distribution(mean, log_std.clamp(-5, 2).exp(), validate_args=False)
+        return Normal(mean, log_std.clamp(-5, 2).exp(), validate_args=False)
 
     def value(self, scaled_obs: Tensor) -> Tensor:
         """Returns the values (M,) of scaled observations (M, O)."""
         return self.critic(scaled_obs).squeeze(-1)
 
-    def bounded(self, sample: Tensor) -> Tensor:
-        """Returns the actions (M, A) that the environment takes for samples (M, A)."""
-        return squash(sample, self.low, self.high) if self.tanh else sample.clamp(self.low, self.high)
-
-    def logprob(self, policy: Distribution, sample: Tensor) -> Tensor:
-        """Returns the log-probabilities (M,): with tanh of the actions, with clip of the samples.
-
-        The correction for tanh depends on the sample alone, so it cancels in PPO's ratio of two policies. It would not
-        if the squashed action were stored and inverted: at the bounds the inverse is infinite, and cut there.
-        """
-        logprob = policy.log_prob(sample).sum(-1)
-        return logprob - squash_log_slope(sample, self.low, self.high) if self.tanh else logprob
-
-    def entropy(self, policy: Distribution) -> Tensor:
-        """Returns the entropies (M,); with tanh, which has no closed form, an unbiased estimate from one sample."""
-        entropy = policy.entropy().sum(-1)
-        return entropy + squash_log_slope(policy.rsample(), self.low, self.high) if self.tanh else entropy
-
     def act(self, obs: Tensor, greedy: bool) -> Tensor:
-        """Returns the actions (M, A) that environments are to take: of the policy's means, or sampled."""
+        """Returns the actions (M, A), which environments clip to their bounds: the policy's means, or sampled."""
         policy = self.policy(self.normalise(obs))
-        return self.bounded(policy.mean if greedy else policy.sample())
+        return policy.mean if greedy else policy.sample()
 
 
 # ----- Math -----
@@ -393,20 +367,6 @@ def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: f
     return 0.5 * squared_error.mean()
 
 
-def squash(sample: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Returns samples (..., A) squashed by tanh into the bounds (A,); rounding does not lead beyond them."""
-    return (low + (high - low) * (1 + sample.tanh()) / 2).clamp(low, high)
-
-
-def squash_log_slope(sample: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Returns the log of the derivative of `squash`, summed over the A dimensions of samples (..., A).
-
-    By it densities change: log p(action) = log p(sample) - log slope (Haarnoja et al. 2018, appendix C). The form
-    log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2 x)) stays exact where tanh is rounded to 1.
-    """
-    return ((high - low).log() + math.log(2) - 2 * (sample + nn.functional.softplus(-2 * sample))).sum(-1)
-
-
 def minibatch_loss(agent: Agent, args: Args, minibatch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     """Returns the loss of a minibatch, and what LOSS_NAMES names of it (7,) but for the gradient's norm.
 
@@ -417,13 +377,13 @@ def minibatch_loss(agent: Agent, args: Args, minibatch: tuple[Tensor, ...]) -> t
     """
     scaled_obs, samples, logprobs, values, advantages, returns = minibatch
     policy, new_values = agent.policy(scaled_obs), agent.value(scaled_obs)
-    logratio = agent.logprob(policy, samples) - logprobs
+    logratio = policy.log_prob(samples).sum(-1) - logprobs
     ratio = logratio.exp()
     if args.norm_adv:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     pg_loss = policy_loss(ratio, advantages, args.clip_coef)
     v_loss = value_loss(new_values, values, returns, args.clip_coef if args.clip_vloss else None)
-    entropy = agent.entropy(policy).mean()
+    entropy = policy.entropy().sum(-1).mean()
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
     # Two estimates of KL(old || new), the second of lower variance: http://joschu.net/blog/kl-approx.html
     old_approx_kl, approx_kl = (-logratio).mean(), (ratio - 1 - logratio).mean()
@@ -515,8 +475,6 @@ def evaluate_checkpoint(args: Args) -> None:
 
 
 # ----- Training -----
-PACKAGES = (torch, gym, np)
-"""those whose versions args.json tells"""
 LOSS_NAMES = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
 
 
@@ -546,10 +504,10 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         modules = {"agent": agent, "reward_scaler": reward_scaler, "optimizer": optimizer}
         run = cleanup.push(Run(args, "global_step", num_iterations * args.batch_size, **modules))
 
-        def act(scaled_obs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def act(scaled_obs: Tensor) -> tuple[Tensor, Tensor]:
             policy = agent.policy(scaled_obs)
             sample = policy.sample()
-            return sample, agent.logprob(policy, sample), agent.bounded(sample)
+            return sample, policy.log_prob(sample).sum(-1)
 
         loss_of, clip_norm, step = minibatch_loss, nn.utils.clip_grad_norm_, optimizer.step
         if args.compile:
@@ -573,8 +531,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
                 stop_if_asked()
                 obs[t] = torch.from_numpy(next_obs)
                 with torch.no_grad():
-                    actions[t], logprobs[t], action = act(agent.normalise(obs[t].to(device)))
-                next_obs, reward, termination, truncation, infos = envs.step(action.cpu().numpy())
+                    actions[t], logprobs[t] = act(agent.normalise(obs[t].to(device)))
+                next_obs, reward, termination, truncation, infos = envs.step(actions[t].numpy())
                 rewards[t], dones[t] = torch.from_numpy(reward), torch.from_numpy(termination | truncation)
                 cut_off[t] = torch.from_numpy(truncation & ~termination)
                 final_obs[t] = torch.from_numpy(next_obs)
@@ -690,7 +648,8 @@ class Run:
         for stray in self.folder.glob("*.tmp"):
             stray.unlink()
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
-        about["versions"] = {x.__name__: x.__version__ for x in PACKAGES} | {"python": platform.python_version()}
+        about["versions"] = {"python": platform.python_version(), "torch": torch.__version__}
+        about["versions"] |= {x: version(x) for x in ("gymnasium", "numpy", "ale_py", "pybullet") if x in sys.modules}
         status, commit = subprocess.getstatusoutput(f"git -C {shlex.quote(str(Path(__file__).parent))} rev-parse HEAD")
         cuda = args.cuda and torch.cuda.is_available()
         about["device"] = torch.cuda.get_device_name() if cuda else f"cpu {platform.machine()}"

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from short_runs import command_line
 from small_envs import Line
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.distributions import AffineTransform, Gumbel, Laplace, Normal, TanhTransform, TransformedDistribution
+from torch.distributions import Gumbel, Laplace, Normal
 
 import ppo_continuous as ppo
 import rpo_continuous as rpo
@@ -103,67 +103,8 @@ def command(monkeypatch, capsys, *flags):
 
 
 # ----- Actions and their bounds -----
-@pytest.mark.parametrize("x", [-20.0, -9.0, -1.0, 0.0, 0.3, 5.0, 20.0])
-def test_the_slope_of_the_squashing_is_exact_up_to_float_error(x):
-    # log(1 - tanh(x)^2) = log 4 - 2 |x| - 2 log(1 + exp(-2 |x|)), in double precision; bounds -1 and 1 add log 1 = 0.
-    right = math.log(4) - 2 * abs(x) - 2 * math.log1p(math.exp(-2 * abs(x)))
-    got = ppo.squash_log_slope(torch.tensor([[x]]), torch.tensor([-1.0]), torch.tensor([1.0]))
-    assert got.dtype == torch.float32
-    assert got.item() == pytest.approx(right, rel=1e-6, abs=1e-6)
-
-
-def test_squashed_actions_reach_asymmetric_bounds_and_never_pass_them():
-    low, high = torch.tensor([-0.3, 2.0, 0.1]), torch.tensor([0.1, 5.0, 0.7])
-    actions = ppo.squash(torch.tensor([[-50.0] * 3, [0.0] * 3, [50.0] * 3]), low, high)
-    assert (low <= actions).all()
-    assert (actions <= high).all()
-    torch.testing.assert_close(actions, torch.stack([low, torch.tensor([-0.1, 3.5, 0.4]), high]))
-    # By hand: 2 + 3 (1 + tanh 1) / 2 with tanh 1 = 0.7615942.
-    assert ppo.squash(torch.ones(1, 3), low, high)[0, 1].item() == pytest.approx(4.6423912, rel=1e-6)
-
-
-def test_squashed_log_probabilities_equal_those_of_torch():
-    low, high = [-0.3, 2.0], [0.1, 5.0]
-    agent = new_agent(low, high, action_bounds="tanh")
-    policy = Normal(torch.tensor([[0.4, -0.2]]).expand(500, 2), torch.tensor([0.7, 1.5]))
-    sample = policy.sample()
-    scale = (torch.tensor(high) - torch.tensor(low)) / 2
-    transforms = [TanhTransform(), AffineTransform(torch.tensor(low) + scale, scale)]
-    squashed = TransformedDistribution(Normal(policy.loc[:1].double(), policy.scale[:1].double()), transforms)
-    x = sample.double()
-    # torch's own chain of changes of variables, in double precision, one dimension after the other.
-    right = squashed.base_dist.log_prob(x) - transforms[0].log_abs_det_jacobian(x, x.tanh()) - scale.double().log()
-    torch.testing.assert_close(agent.logprob(policy, sample).double(), right.sum(-1), rtol=1e-5, atol=1e-5)
-    # And, where the inverse is exact enough, of the actions themselves.
-    inner = (sample.abs() < 3).all(-1)
-    actions = agent.bounded(sample).double()[inner]
-    got = agent.logprob(policy, sample)[inner].double()
-    torch.testing.assert_close(got, squashed.log_prob(actions).sum(-1), rtol=1e-3, atol=1e-3)
-
-
-def test_the_correction_cancels_in_the_ratio_of_stored_samples():
-    agent = new_agent(action_bounds="tanh")
-    old, new = (Normal(torch.tensor([[mean]]), torch.tensor([1.0])) for mean in (0.0, 0.5))
-    sample = torch.tensor([[-3.0], [0.2], [10.0]])
-    # By hand: log N(x; 0.5, 1) - log N(x; 0, 1) = 0.5 x - 0.125.
-    right = torch.tensor([-1.625, -0.025, 4.875])
-    torch.testing.assert_close(agent.logprob(new, sample) - agent.logprob(old, sample), right)
-
-
-def test_leaving_the_correction_out_does_not_change_what_is_learned(tmp_path, monkeypatch):
-    args = tiny(tmp_path, action_bounds="tanh", env_id="Pendulum-v1")
-    agent, _ = ppo.train(args)
-    monkeypatch.setattr(ppo, "squash_log_slope", lambda sample, low, high: torch.zeros(sample.shape[:-1]))
-    other, _ = ppo.train(args)
-    for name, tensor in agent.state_dict().items():
-        torch.testing.assert_close(other.state_dict()[name], tensor, rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize("rescale_actions", [False, True])
-@pytest.mark.parametrize("action_bounds", ["clip", "tanh"])
-def test_the_environment_gets_bounded_actions_and_the_update_samples(
-    tmp_path, monkeypatch, action_bounds, rescale_actions
-):
+def test_the_environment_gets_bounded_actions_and_the_update_samples(tmp_path, monkeypatch, rescale_actions):
     """FAULTS 08: the actor's mean is 5, bounds are -0.3 to 0.1 and 2 to 5."""
 
     class Shifted(ppo.Agent):
@@ -176,7 +117,7 @@ def test_the_environment_gets_bounded_actions_and_the_update_samples(
     ratios = recorded(monkeypatch, ppo, "policy_loss")
     envs = recorded(monkeypatch, ppo, "make_envs")
     env_id = "small_envs:LineAsymmetric-v0"
-    ppo.train(tiny(tmp_path, env_id=env_id, action_bounds=action_bounds, rescale_actions=rescale_actions))
+    ppo.train(tiny(tmp_path, env_id=env_id, rescale_actions=rescale_actions))
     seen = np.array(envs[1][1].envs[0].unwrapped.seen)
     assert seen.shape == (64, 2)
     # The environment itself asserts that they are within the bounds. With a mean of 5 most are at them.
@@ -208,24 +149,23 @@ def test_finite_bounds_are_scaled_to_1(low, high, rescale):
     agent = ppo.Agent(args, envs)
     envs.reset(seed=1)
     for sample in (0.0, 1.0, -1.0, 0.5, 7.0):
-        envs.step(agent.bounded(torch.tensor([[sample]])).numpy())
+        envs.step(np.array([[sample]], dtype=np.float32))
     seen = np.array(envs.envs[0].unwrapped.seen).flatten()
     middle, half = (low + high) / 2, (high - low) / 2
     right = [middle, high, low, middle + half / 2, high] if rescale else np.clip([0, 1, -1, 0.5, 7], low, high)
     np.testing.assert_allclose(seen, right, rtol=1e-6, atol=1e-9)
-    assert agent.high.tolist() == pytest.approx([1.0 if rescale else high])
+    assert envs.single_action_space.high.tolist() == pytest.approx([1.0 if rescale else high])
     greedy = agent.act(torch.zeros(1, 2), greedy=True).item()
-    assert greedy == pytest.approx(0 if rescale else np.clip(0, low, high), abs=1e-6)
+    assert greedy == pytest.approx(0, abs=1e-6)
 
 
 def test_dimensions_with_an_infinite_bound_are_left_as_they_are():
-    envs, args = new_envs([-4.0, -math.inf, 0.0], [4.0, math.inf, math.inf])
-    agent = ppo.Agent(args, envs)
-    assert agent.low.tolist() == [-1, -math.inf, 0]
-    assert agent.high.tolist() == [1, math.inf, math.inf]
+    envs, _ = new_envs([-4.0, -math.inf, 0.0], [4.0, math.inf, math.inf])
+    assert envs.single_action_space.low.tolist() == [-1, -math.inf, 0]
+    assert envs.single_action_space.high.tolist() == [1, math.inf, math.inf]
     envs.reset(seed=1)
-    envs.step(agent.bounded(torch.tensor([[0.5, 70.0, 70.0]])).numpy())
-    envs.step(agent.bounded(torch.tensor([[-3.0, -70.0, -70.0]])).numpy())
+    envs.step(np.array([[0.5, 70.0, 70.0]]))
+    envs.step(np.array([[-3.0, -70.0, -70.0]]))
     np.testing.assert_allclose(envs.envs[0].unwrapped.seen, [[2, 70, 70], [-4, -70, 0]])
 
 
@@ -238,10 +178,9 @@ def test_boxes_of_other_shapes_and_types_train(tmp_path, env_id):
 
 
 @pytest.mark.parametrize("flag", ["--no-rescale-actions", "--rescale-actions"])
-@pytest.mark.parametrize("action_bounds", ["clip", "tanh"])
-def test_bounds_are_those_of_the_environment_at_hand(tmp_path, monkeypatch, capsys, action_bounds, flag):
+def test_bounds_are_those_of_the_environment_at_hand(tmp_path, monkeypatch, capsys, flag):
     """The environment itself asserts that no action is beyond 0.5, where the run's own had bounds of 1."""
-    ppo.train(tiny(tmp_path, total_timesteps=64, action_bounds=action_bounds))
+    ppo.train(tiny(tmp_path, total_timesteps=64))
     folder = str(only_run(tmp_path))
     for flags in (["--evaluate", folder, "--no-eval-greedy"], ["--resume", folder, "--total-timesteps=128"]):
         status, out, _ = command(monkeypatch, capsys, *flags, "--env-id=small_envs:LineHalf-v0", flag)
@@ -280,9 +219,7 @@ def test_the_deviation_at_the_start_is_that_of_the_flag(log_std):
         assert policy.mean.abs().max() < 0.1
 
 
-@pytest.mark.parametrize(
-    "flags", [{"state_dependent_std": True}, {"action_bounds": "tanh", "ent_coef": 0.01}, {"hidden_sizes": (8,)}]
-)
+@pytest.mark.parametrize("flags", [{"state_dependent_std": True}, {"ent_coef": 0.01}, {"hidden_sizes": (8,)}])
 def test_other_policies_train(tmp_path, flags):
     agent, scores = ppo.train(tiny(tmp_path, **flags))
     assert scores.tolist() == [3, 3]
@@ -292,12 +229,11 @@ def test_other_policies_train(tmp_path, flags):
 
 
 def test_greedy_actions_are_means_and_sampled_ones_are_not():
-    agent = new_agent([-2.0], [2.0], action_bounds="tanh")
+    agent = new_agent([-2.0], [2.0])
     agent.actor[-1].bias.data.fill_(0.5)
     agent.actor[-1].weight.data.zero_()
     obs = torch.zeros(1000, 2)
-    # By hand: 2 tanh(0.5) = 0.924234.
-    assert agent.act(obs, greedy=True).flatten().tolist() == pytest.approx([0.924234] * 1000, abs=1e-5)
+    assert agent.act(obs, greedy=True).flatten().tolist() == [0.5] * 1000
     assert agent.act(obs, greedy=False).std() > 0.5
 
 
@@ -680,8 +616,6 @@ INTEGERS = '{"low": [0], "high": [3], "action_dtype": "int64"}'
         (["--env-id=CartPole-v1"], ["has Box(4,) float32 and Discrete int64", "ppo_cartpole.py"]),
         (["--env-id=CarRacing-v3"], ["has Box(96, 96, 3) uint8 and Box(3,) float32", "envs/README.md"]),
         (["--env-id=small_envs:Line3Trunc-v0", f"--env-kwargs={INTEGERS}"], ["Box(1,) int64, not for this script"]),
-        (["--env-id=small_envs:LineUnbounded-v0", "--action-bounds=tanh"], ["--action-bounds tanh", "use clip"]),
-        (["--env-id=small_envs:LineFixed-v0", "--action-bounds=tanh"], ["two different bounds", "use clip"]),
         (["--env-id=small_envs:LineUndrawable-v0", "--capture-video"], ["the package that draws is missing"]),
         (["--env-id=Pendulun-v1", "--capture-video"], ["the nearest ids: Pendulum-v1"]),
         (["--hidden-sizes", "64", "0"], ["--hidden-sizes 0 must be between 1 and inf"]),
@@ -689,7 +623,6 @@ INTEGERS = '{"low": [0], "high": [3], "action_dtype": "int64"}'
         (["--num-minibatches=2048"], ["one sample in each"]),
         (["--total-timesteps=100"], ["--total-timesteps 100 must be between 2,048 and inf"]),
         (["--log-std-init=3"], ["--log-std-init 3.0 must be between -5 and 2"]),
-        (["--action-bounds=wrap"], ["--action-bounds"]),
         (["--gamma=1.5"], ["--gamma 1.5 must be between 0 and 1"]),
     ],
     ids=lambda x: " ".join(x) if x[0].startswith("--") else "",
@@ -726,7 +659,6 @@ def test_a_number_that_is_none_is_told_and_never_saved(tmp_path, monkeypatch, ca
     "changes",
     [
         {},
-        {"action_bounds": "tanh"},
         {"target_kl": 0.001},
         # Ends of all kinds: the rollouts of Pendulum-v1 are too short for its time limit.
         {"env_id": "small_envs:Pendulum20-v0"},
@@ -770,36 +702,31 @@ def test_noise_is_drawn_for_each_sample_and_dimension_and_keeps_the_type():
     assert noise.unique().numel() == 12
 
 
-@pytest.mark.parametrize("acting", [False, True])
-def test_noise_is_in_the_update_alone_and_does_not_end_it(tmp_path, monkeypatch, acting):
-    """FAULTS 20: with alpha 0.5 the noisy policy is about 0.5^2 / 6 = 0.04 away from the old one at once.
-
-    With rpo_perturb_acting the 32 steps of acting have noise too; evaluations never have.
-    """
+def test_noise_is_in_the_update_alone_and_does_not_end_it(tmp_path, monkeypatch):
+    """FAULTS 20: with alpha 0.5 the noisy policy is about 0.5^2 / 6 = 0.04 away from the old one at once."""
     drawn, ratios = (recorded(monkeypatch, rpo, name) for name in ("uniform_noise", "policy_loss"))
     losses, own = [], []
     minibatch_loss = rpo.minibatch_loss
 
     def noting(agent, args, minibatch):
-        scaled_obs, samples, logprobs, *_, own_logprobs, _ = minibatch
+        scaled_obs, samples, logprobs, *_ = minibatch
         with torch.no_grad():
-            own.append((agent.logprob(agent.policy(scaled_obs), samples), logprobs, own_logprobs))
+            own.append((agent.policy(scaled_obs).log_prob(samples).sum(-1), logprobs))
         losses.append(minibatch_loss(agent, args, minibatch))
         return losses[-1]
 
     monkeypatch.setattr(rpo, "minibatch_loss", noting)
     flags = {"learning_rate": 1e-5, "target_kl": 0.01, "total_timesteps": 64, "eval_every": 64}
-    rpo.train(tiny(tmp_path, rpo, rpo_perturb_acting=acting, **flags))
+    rpo.train(tiny(tmp_path, rpo, **flags))
     assert len(losses) == 4
     for _, terms in losses:
         assert terms[4] < 1e-4
         assert terms[5] == 0
     assert losses[0][1][4].abs() < 1e-6
-    assert sum(noise is not None for _, noise in drawn) == (36 if acting else 4)
+    assert sum(noise is not None for _, noise in drawn) == 4
     # Before the first step of Adam the agent is the one that acted.
-    right, logprobs, own_logprobs = own[0]
-    torch.testing.assert_close(own_logprobs, right, rtol=1e-6, atol=1e-6)
-    assert torch.equal(logprobs, own_logprobs) != acting
+    right, logprobs = own[0]
+    torch.testing.assert_close(logprobs, right, rtol=1e-6, atol=1e-6)
     ratio = ratios[0][0][0]
     assert (ratio - 1 - ratio.log()).mean() > 0.01
 
@@ -819,23 +746,20 @@ def test_alpha_goes_linearly_to_its_final_value_and_never_below_0(tmp_path, monk
 
 
 @pytest.mark.parametrize("name", ["normal", "laplace", "gumbel"])
-@pytest.mark.parametrize("action_bounds", ["clip", "tanh"])
 @torch.no_grad()
-def test_densities_and_entropies_by_numerical_integration(name, action_bounds):
-    agent = new_agent([-0.5], [2.0], rpo, action_bounds=action_bounds, action_distribution=name)
+def test_densities_and_entropies_by_numerical_integration(name):
+    agent = new_agent([-0.5], [2.0], rpo, action_distribution=name)
     agent.log_std.fill_(math.log(0.6))
     agent.actor[-1].bias.fill_(0.3)
     agent.actor[-1].weight.zero_()
     x = torch.linspace(-8, 12, 400_001).unsqueeze(-1)
-    logprob = agent.logprob(agent.policy(torch.zeros(1, 2)), x)
+    logprob = agent.policy(torch.zeros(1, 2)).log_prob(x).sum(-1)
     assert logprob.dtype == torch.float32
     logprob, points = logprob.double(), x.squeeze(-1).double()
-    if action_bounds == "tanh":
-        points = -0.5 + 2.5 * (1 + points.tanh()) / 2
     assert torch.trapezoid(logprob.exp(), points).item() == pytest.approx(1, abs=2e-3)
     right = -torch.trapezoid(logprob.exp() * logprob, points).item()
     policy = agent.policy(torch.zeros(200_000, 2))
-    entropy = agent.entropy(policy)
+    entropy = policy.entropy().sum(-1)
     assert entropy.shape == (200_000,)
     assert entropy.mean().item() == pytest.approx(right, abs=0.02)
     # Means by hand: 0.3, for Gumbel 0.3 + 0.6 * 0.5772 = 0.6463; deviations 0.6, sqrt(2) 0.6, pi / sqrt(6) 0.6.
@@ -845,9 +769,7 @@ def test_densities_and_entropies_by_numerical_integration(name, action_bounds):
     assert samples.mean().item() == pytest.approx(center, abs=0.01)
     assert samples.std().item() == pytest.approx(spread, abs=0.01)
     mean = agent.act(torch.zeros(1, 2), greedy=True).item()
-    assert mean == pytest.approx(
-        -0.5 + 2.5 * (1 + math.tanh(center)) / 2 if action_bounds == "tanh" else center, abs=1e-3
-    )
+    assert mean == pytest.approx(center, abs=1e-3)
 
 
 @pytest.mark.parametrize("name", ["laplace", "gumbel"])

@@ -224,7 +224,6 @@ def test_another_order_of_arguments_is_reported(tmp_path):
     [
         ("# Collect T steps from each of the N environments.", "# Collect."),
         ("# A small gain starts the policy near uniform, so that early actions explore.", "# Explore."),
-        ("PACKAGES = (torch, gym, np, ale_py)", "PACKAGES = (torch, gym, np)"),
         ("def policy_loss(", "def surrogate_loss("),
     ],
 )
