@@ -236,7 +236,8 @@ def test_two_nodes_give_the_same_weights_and_one_of_them_may_die(tmp_path, monke
     (second,) = cluster.worker_nodes
     at_iteration(monkeypatch, 2, lambda: cluster.remove_node(second, allow_graceful=False))
     script.train(arguments(tmp_path / "three", **on_both))
-    assert len(re.findall("a worker died: .* collected iteration 3 again", capsys.readouterr().out)) == 1
+    # Ray may start the lost worker again on the dying node, before it knows: then it dies twice.
+    assert set(re.findall("a worker died: .* collected iteration (.) again", capsys.readouterr().out)) == {"3"}
     assert load(only_run(tmp_path / "three"))["counters"]["global_step"] == 480
 
 
