@@ -1,7 +1,6 @@
 """Registers tasks of dm_control with vectors as observations, where shimmy's own ids have Dicts.
 
-Needs: pip install "mujoco<3.6" "dm_control==1.0.37" "shimmy==2.0.1", which are no part of requirements.txt. MuJoCo's own
-       ids of Gymnasium take newer ones too.
+Needs: pip install "mujoco<3.6" "dm_control==1.0.37" "shimmy==2.0.1", which are no part of requirements.txt.
 Run:   python ppo_continuous.py --env-id benchmarks.dm_control_ids:PendulumSwingup-v0, in the project's folder.
 """
 
