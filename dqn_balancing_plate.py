@@ -38,8 +38,8 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -53,7 +53,7 @@ import psutil
 import torch
 import tyro
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -206,6 +206,15 @@ def check_spaces(env: gym.Env, fits: bool) -> None:
     scripts = "there are ppo_cartpole.py (vectors, Discrete actions), ppo_continuous.py (vectors, Box), ppo_atari.py"
     scripts += " (uint8 images from 36 x 36 on, Discrete); envs/README.md tells how other spaces become one of these"
     require(fits, f"it has {found}, not for this script: {scripts}")
+
+
+class AsyncVectorEnv(gym.vector.AsyncVectorEnv):
+    """Ends its processes when it is closed; gymnasium's would wait for ever where one of them died."""
+
+    def close_extras(self, **_: object) -> None:
+        """Called by `close`."""
+        for process in self.processes:
+            process.terminate()
 
 
 def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env]:
@@ -382,7 +391,7 @@ def finished_episodes(infos: dict[str, Any]) -> dict[int, dict[str, float]]:
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
     """Returns what `finished_episodes` says of an episode of each seed, all at once; `film` is a folder for videos."""
     episodes: dict[int, dict[str, float]] = {}
-    with closing_envs(make_envs(args, len(seeds), "rgb_array" if film else None)) as envs:
+    with closing(make_envs(args, len(seeds), "rgb_array" if film else None)) as envs:
         obs, _ = envs.reset(seed=seeds[0])
         options = {"fps": envs.metadata.get("render_fps", 30), "macro_block_size": 2}
         films = [imageio.get_writer(film / f"seed-{seed}.mp4", **options) for seed in seeds if film]
@@ -438,7 +447,7 @@ def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.d
 def evaluate_checkpoint(args: Args) -> None:
     """Evaluates the checkpoint or agent file at args.evaluate, which is not changed, and prints the result."""
     device = prepare(args)
-    with closing_envs(make_envs(args, 1)) as envs:
+    with closing(make_envs(args, 1)) as envs:
         agent = Agent(args, envs).to(device)
     folder = load_checkpoint(args.evaluate, agent=agent)["folder"]
     final_evaluation(agent, args, folder, device)
@@ -459,7 +468,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
     """
     device = prepare(args)
     with ExitStack() as cleanup:
-        envs = cleanup.enter_context(closing_envs(make_envs(args, args.num_envs)))
+        envs = cleanup.enter_context(closing(make_envs(args, args.num_envs)))
         agent = Agent(args, envs).to(device)
         target_network = deepcopy(agent)
         optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
@@ -758,7 +767,7 @@ def prepare(args: Args) -> torch.device:
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
     doing = f"--env-id {args.env_id} cannot be used"
     try:  # better known before hours of training
-        with closing_envs(make_envs(args, 1, "rgb_array" if args.capture_video else None)) as envs:
+        with closing(make_envs(args, 1, "rgb_array" if args.capture_video else None)) as envs:
             envs.reset(seed=args.seed)
             require(not args.capture_video or np.ndim(envs.render()[0]) == 3, "it draws no pictures")
         if getattr(args, "compile", False):
@@ -776,18 +785,6 @@ def prepare(args: Args) -> torch.device:
     print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}{hint}")
     print(f"environment: {args.num_envs} x {args.env_id} {find_spec(args.env_id).kwargs}", flush=True)
     return device
-
-
-@contextmanager
-def closing_envs(envs: VectorEnv) -> Iterator[VectorEnv]:
-    """Closes the environments at the end; gymnasium would wait for ever where one of their processes died."""
-    try:
-        yield envs
-    finally:
-        for process in getattr(envs, "processes", []):
-            process.terminate()
-            envs.closed = True
-        envs.close()
 
 
 def main() -> None:

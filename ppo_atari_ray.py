@@ -41,7 +41,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -56,7 +56,7 @@ import torch
 import tyro
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from stable_baselines3.common import atari_wrappers as sb3
 from torch import Tensor, nn
 from torch.distributions import Categorical
@@ -278,6 +278,15 @@ def check_spaces(env: gym.Env, fits: bool) -> None:
     require(fits, f"it has {found}, not for this script: {scripts}")
 
 
+class AsyncVectorEnv(gym.vector.AsyncVectorEnv):
+    """Ends its processes when it is closed; gymnasium's would wait for ever where one of them died."""
+
+    def close_extras(self, **_: object) -> None:
+        """Called by `close`."""
+        for process in self.processes:
+            process.terminate()
+
+
 def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env]:
     """Returns a factory of one environment; it shows (4, 84, 84) uint8 images; (C, H, W) stacks pass unchanged."""
     training_pid = os.getpid()
@@ -458,7 +467,7 @@ def finished_episodes(infos: dict[str, Any]) -> dict[int, dict[str, float]]:
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
     """Returns what `finished_episodes` says of an episode of each seed, all at once; `film` is a folder for videos."""
     episodes: dict[int, dict[str, float]] = {}
-    with closing_envs(make_envs(args, len(seeds), "rgb_array" if film else None)) as envs:
+    with closing(make_envs(args, len(seeds), "rgb_array" if film else None)) as envs:
         obs, _ = envs.reset(seed=seeds[0])
         options = {"fps": envs.metadata.get("render_fps", 30), "macro_block_size": 2}
         films = [imageio.get_writer(film / f"seed-{seed}.mp4", **options) for seed in seeds if film]
@@ -514,7 +523,7 @@ def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.d
 def evaluate_checkpoint(args: Args) -> None:
     """Evaluates the checkpoint or agent file at args.evaluate, which is not changed, and prints the result."""
     device = prepare(args)
-    with closing_envs(make_envs(args, 1)) as envs:
+    with closing(make_envs(args, 1)) as envs:
         agent = Agent(args, envs).to(device)
     folder = load_checkpoint(args.evaluate, agent=agent)["folder"]
     final_evaluation(agent, args, folder, device)
@@ -639,7 +648,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
     with ExitStack() as cleanup:
-        with closing_envs(make_envs(args, 1)) as envs:
+        with closing(make_envs(args, 1)) as envs:
             agent = Agent(args, envs).to(device)
         optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
         check_memory(args.batch_size * math.prod(envs.single_observation_space.shape), device)
@@ -985,7 +994,7 @@ def prepare(args: Args) -> torch.device:
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
     doing = f"--env-id {args.env_id} cannot be used"
     try:  # better known before hours of training
-        with closing_envs(make_envs(args, 1, "rgb_array" if args.capture_video else None)) as envs:
+        with closing(make_envs(args, 1, "rgb_array" if args.capture_video else None)) as envs:
             envs.reset(seed=args.seed)
             require(not args.capture_video or np.ndim(envs.render()[0]) == 3, "it draws no pictures")
         if getattr(args, "compile", False):
@@ -1003,18 +1012,6 @@ def prepare(args: Args) -> torch.device:
     print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}{hint}")
     print(f"environment: {args.num_envs} x {args.env_id} {find_spec(args.env_id).kwargs}", flush=True)
     return device
-
-
-@contextmanager
-def closing_envs(envs: VectorEnv) -> Iterator[VectorEnv]:
-    """Closes the environments at the end; gymnasium would wait for ever where one of their processes died."""
-    try:
-        yield envs
-    finally:
-        for process in getattr(envs, "processes", []):
-            process.terminate()
-            envs.closed = True
-        envs.close()
 
 
 def main() -> None:

@@ -39,8 +39,8 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -53,7 +53,7 @@ import psutil
 import torch
 import tyro
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor, nn
 from torch.distributions import Categorical
 from torch.utils.tensorboard import SummaryWriter
@@ -181,6 +181,15 @@ def time_limit(args: Args) -> int:
     return limit or EVAL_MAX_STEPS
 
 
+class AsyncVectorEnv(gym.vector.AsyncVectorEnv):
+    """Ends its processes when it is closed; gymnasium's would wait for ever where one of them died."""
+
+    def close_extras(self, **_: object) -> None:
+        """Called by `close`."""
+        for process in self.processes:
+            process.terminate()
+
+
 def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env]:
     """Returns a factory of one environment; it shows vectors (O,) and takes one of A actions."""
     training_pid = os.getpid()
@@ -295,7 +304,7 @@ def finished_episodes(infos: dict[str, Any]) -> dict[int, dict[str, float]]:
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
     """Returns what `finished_episodes` says of an episode of each seed, all at once; `film` is a folder for videos."""
     episodes: dict[int, dict[str, float]] = {}
-    with closing_envs(make_envs(args, len(seeds), "rgb_array" if film else None)) as envs:
+    with closing(make_envs(args, len(seeds), "rgb_array" if film else None)) as envs:
         obs, _ = envs.reset(seed=seeds[0])
         options = {"fps": envs.metadata.get("render_fps", 30), "macro_block_size": 2}
         films = [imageio.get_writer(film / f"seed-{seed}.mp4", **options) for seed in seeds if film]
@@ -351,7 +360,7 @@ def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.d
 def evaluate_checkpoint(args: Args) -> None:
     """Evaluates the checkpoint or agent file at args.evaluate, which is not changed, and prints the result."""
     device = prepare(args)
-    with closing_envs(make_envs(args, 1)) as envs:
+    with closing(make_envs(args, 1)) as envs:
         agent = Agent(args, envs).to(device)
     folder = load_checkpoint(args.evaluate, agent=agent)["folder"]
     final_evaluation(agent, args, folder, device)
@@ -368,7 +377,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
     """
     device = prepare(args)
     with ExitStack() as cleanup:
-        envs = cleanup.enter_context(closing_envs(make_envs(args, args.num_envs)))
+        envs = cleanup.enter_context(closing(make_envs(args, args.num_envs)))
         agent = Agent(args, envs).to(device)
         optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
         # The episodes of one update. Besides the numbers of the observation python's objects take 300 bytes a step.
@@ -675,7 +684,7 @@ def prepare(args: Args) -> torch.device:
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
     doing = f"--env-id {args.env_id} cannot be used"
     try:  # better known before hours of training
-        with closing_envs(make_envs(args, 1, "rgb_array" if args.capture_video else None)) as envs:
+        with closing(make_envs(args, 1, "rgb_array" if args.capture_video else None)) as envs:
             envs.reset(seed=args.seed)
             require(not args.capture_video or np.ndim(envs.render()[0]) == 3, "it draws no pictures")
         if getattr(args, "compile", False):
@@ -693,18 +702,6 @@ def prepare(args: Args) -> torch.device:
     print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}{hint}")
     print(f"environment: {args.num_envs} x {args.env_id} {find_spec(args.env_id).kwargs}", flush=True)
     return device
-
-
-@contextmanager
-def closing_envs(envs: VectorEnv) -> Iterator[VectorEnv]:
-    """Closes the environments at the end; gymnasium would wait for ever where one of their processes died."""
-    try:
-        yield envs
-    finally:
-        for process in getattr(envs, "processes", []):
-            process.terminate()
-            envs.closed = True
-        envs.close()
 
 
 def main() -> None:

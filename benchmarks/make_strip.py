@@ -54,7 +54,7 @@ def film(name: str, start: int, every: int, num_pictures: int) -> list[np.ndarra
     args = module.Args(**module.load_checkpoint(path)["args"])
     args = replace(args, eval_episodes=1, threads=1, cuda=False, **({"amp": False} if hasattr(args, "amp") else {}))
     device = module.prepare(args)
-    with module.closing_envs(module.make_envs(args, 1)) as envs:
+    with module.closing(module.make_envs(args, 1)) as envs:
         agent = module.Agent(args, envs)
     module.load_checkpoint(path, agent=agent)
     with tempfile.TemporaryDirectory() as folder:

@@ -232,7 +232,7 @@ def time_envs(backend: str, num_envs: int, args: Args) -> tuple[list[float], flo
     script_args = script.Args(**ours(backend, num_envs, args))
     rng = np.random.default_rng(SEED)
     seconds = []
-    with script.closing_envs(script.make_envs(script_args, num_envs)) as envs:
+    with script.closing(script.make_envs(script_args, num_envs)) as envs:
         envs.reset(seed=SEED)
         for _ in range(args.iterations + 1):
             actions = rng.integers(envs.single_action_space.n, size=(NUM_STEPS[args.script], num_envs))

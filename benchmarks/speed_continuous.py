@@ -200,7 +200,7 @@ def time_envs(env_id: str, vector: str, args: Args) -> list[float]:
     script_args = ppo_continuous.Args(**ours(env_id, vector, args))
     seconds = []
     envs = ppo_continuous.make_envs(script_args, script_args.num_envs)
-    with ppo_continuous.closing_envs(envs):
+    with ppo_continuous.closing(envs):
         envs.action_space.seed(SEED)
         envs.reset(seed=SEED)
         for _ in range(args.iterations + 1):

@@ -116,7 +116,7 @@ def test_an_action_is_repeated_until_the_episode_ends():
 
 
 def test_differences_are_those_of_frames_that_follow_each_other():
-    with script.closing_envs(script.make_envs(args_of(stack=3, differences=True), 1)) as envs:
+    with script.closing(script.make_envs(args_of(stack=3, differences=True), 1)) as envs:
         agent = script.Agent(args_of(stack=3, differences=True), envs)
     agent.layers = nn.Identity()
     obs = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 3, 1, 1)

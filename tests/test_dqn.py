@@ -241,7 +241,7 @@ def test_epsilon_0_is_greedy_and_1_is_uniform():
 def new_agent(env_id, **changes):
     args = script.Args(env_id=env_id, **changes)
     torch.manual_seed(0)
-    with script.closing_envs(script.make_envs(args, 1)) as envs:
+    with script.closing(script.make_envs(args, 1)) as envs:
         return script.Agent(args, envs)
 
 

@@ -91,7 +91,7 @@ def interrupt(monkeypatch, args, turn, *flags):
 def new_agent(env_id, **changes):
     args = dqn_atari.Args(env_id=env_id, num_envs=1, threads=1, **changes)
     torch.manual_seed(0)
-    with dqn_atari.closing_envs(dqn_atari.make_envs(args, 1)) as envs:
+    with dqn_atari.closing(dqn_atari.make_envs(args, 1)) as envs:
         return dqn_atari.Agent(args, envs)
 
 

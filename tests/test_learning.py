@@ -33,7 +33,7 @@ def test_the_right_action_is_learned(tmp_path, seed):
         eval_episodes=100,
     )
     device = ppo_atari.prepare(args)
-    with ppo_atari.closing_envs(ppo_atari.make_envs(args, 4)) as envs:
+    with ppo_atari.closing(ppo_atari.make_envs(args, 4)) as envs:
         untrained = ppo_atari.Agent(args, envs)
     # 100 fair coins: 0.5 with a deviation of 0.05.
     assert 0.3 < ppo_atari.evaluate(untrained, args, 0, device)["return"].mean() < 0.7

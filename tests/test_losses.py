@@ -255,7 +255,7 @@ def new_agent(num_actions):
 def breakout():
     """(128, 4, 84, 84) observations of eight games, random actions."""
     args = ppo_atari.Args(env_id="BreakoutNoFrameskip-v4", threads=1)
-    with ppo_atari.closing_envs(ppo_atari.make_envs(args, 8)) as envs:
+    with ppo_atari.closing(ppo_atari.make_envs(args, 8)) as envs:
         rng = np.random.default_rng(0)
         envs.reset(seed=0)
         return torch.cat([torch.from_numpy(envs.step(rng.integers(0, 4, 8))[0].copy()) for _ in range(16)])

@@ -150,7 +150,7 @@ def names_in(found):
         # a docstring
         ("Says whether a multiple of", "Says whether a multiple Of", {"crossed", "Bookkeeping"}),
         # a decorator, a comment above, a default in a signature, a method
-        ("@contextmanager\n", "@contextmanager  # now\n", {"closing_envs", "Bookkeeping"}),
+        ("@torch.no_grad()\n", "@torch.no_grad()  # now\n", {"evaluate", "Evaluation"}),
         ("def policy_loss(", "# hm\ndef policy_loss(", {"policy_loss"}),
         ("std: float = 2**0.5", "std: float = 2**0.6", {"layer_init"}),
         ("return obs, reward, terminated, truncated, {}", "return obs, reward, True, truncated, {}", {"WholeEpisodes"}),

@@ -61,7 +61,7 @@ def weights_of(agent):
 def first_weights(args):
     """Returns the weights with which train() starts."""
     ppo_atari.prepare(args)
-    with ppo_atari.closing_envs(ppo_atari.make_envs(args, args.num_envs)) as envs:
+    with ppo_atari.closing(ppo_atari.make_envs(args, args.num_envs)) as envs:
         return weights_of(ppo_atari.Agent(args, envs))
 
 
@@ -348,7 +348,7 @@ def test_an_evaluation_leaves_the_random_streams_as_they_were(tmp_path):
     """This environment draws its rewards from numpy's global generator, the policy its actions from torch's."""
     args = tiny(tmp_path, env_id="small_envs:GlobalDraw-v0")
     ppo_atari.prepare(args)
-    with ppo_atari.closing_envs(ppo_atari.make_envs(args, 1)) as envs:
+    with ppo_atari.closing(ppo_atari.make_envs(args, 1)) as envs:
         agent = ppo_atari.Agent(args, envs)
 
     def draws():
@@ -570,7 +570,7 @@ def test_video_of_an_atari_game_shows_the_game(tmp_path, monkeypatch):
     registered = {"entry_point": spec.entry_point, "kwargs": spec.kwargs, "max_episode_steps": 360}
     monkeypatch.setitem(gym.registry, "PongShort-v4", gym.envs.registration.EnvSpec("PongShort-v4", **registered))
     args = tiny(tmp_path, env_id="PongShort-v4", backend="gymnasium")
-    with ppo_atari.closing_envs(ppo_atari.make_envs(args, 1)) as envs:
+    with ppo_atari.closing(ppo_atari.make_envs(args, 1)) as envs:
         agent = ppo_atari.Agent(args, envs)
     evaluation = ppo_atari.evaluate(agent, args, 20_001, torch.device("cpu"), tmp_path)
     for seed, length in zip((20001, 20002), evaluation["length"], strict=True):

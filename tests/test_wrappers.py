@@ -607,7 +607,7 @@ def test_finished_episodes_of_some_environments_only():
 @pytest.mark.parametrize(("end", "vector"), [("Term", "sync"), ("Trunc", "sync"), ("Both", "sync"), ("Trunc", "async")])
 def test_the_final_observation_is_what_the_step_led_to(end, vector):
     envs = make_envs(f"small_envs:Ramp3{end}-v0", 2, vector=vector)
-    with ppo_atari.closing_envs(envs):
+    with ppo_atari.closing(envs):
         obs, _ = envs.reset(seed=0)
         assert (obs == 0).all()
         for k in (1, 2, 3, 1, 2, 3):

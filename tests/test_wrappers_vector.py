@@ -118,7 +118,7 @@ for where in ("obs", "reward"):
 
 
 def new_envs(env_id, num_envs, vector="sync"):
-    return script.closing_envs(script.make_envs(script.Args(env_id=env_id, vector=vector), num_envs))
+    return script.closing(script.make_envs(script.Args(env_id=env_id, vector=vector), num_envs))
 
 
 def new_agent(args):
