@@ -35,10 +35,10 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -279,29 +279,25 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):
             process.terminate()
 
 
-def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env]:
-    """Returns a factory of one environment; it shows (S, H, W) uint8 images, and draws in any case."""
-    training_pid = os.getpid()
-
-    def thunk() -> gym.Env:
-        if os.getpid() != training_pid:
-            # Ctrl-C reaches an environment's own process too, and is the training process's to handle.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        spec = find_spec(args.env_id)
-        keywords = json.loads(args.env_kwargs) | {"render_mode": "rgb_array"}
-        # Without a time limit of its own an evaluation might never end.
-        env = gym.make(spec, **{"max_episode_steps": spec.max_episode_steps or EVAL_MAX_STEPS, **keywords})
-        check_spaces(env, isinstance(env.action_space, gym.spaces.Discrete))
-        return gym.wrappers.FrameStackObservation(WholeEpisodes(Frames(env, args)), args.stack, padding_type="zero")
-
-    return thunk
+def make_env(args: Args, render_mode: str | None = None, training_pid: int | None = None) -> gym.Env:
+    """Returns an environment that shows (S, H, W) uint8 images, and draws in any case."""
+    if training_pid not in (None, os.getpid()):
+        # Ctrl-C reaches an environment's own process too, and is the training process's to handle.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    spec = find_spec(args.env_id)
+    keywords = json.loads(args.env_kwargs) | {"render_mode": "rgb_array"}
+    # Without a time limit of its own an evaluation might never end.
+    env = gym.make(spec, **{"max_episode_steps": spec.max_episode_steps or EVAL_MAX_STEPS, **keywords})
+    check_spaces(env, isinstance(env.action_space, gym.spaces.Discrete))
+    return gym.wrappers.FrameStackObservation(WholeEpisodes(Frames(env, args)), args.stack, padding_type="zero")
 
 
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> VectorEnv:
     """Returns parallel environments, for training and evaluation alike."""
     make = AsyncVectorEnv if args.vector == "async" else SyncVectorEnv
-    return make([make_env(args, render_mode)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    make_one = partial(make_env, args, render_mode, os.getpid())
+    return make([make_one] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 # ----- Networks -----
@@ -585,7 +581,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
     with ExitStack() as cleanup:
-        with make_env(args)() as env:
+        with make_env(args) as env:
             obs_shape = env.observation_space.shape
         # A row is one frame, and 18 bytes of numbers.
         memory = torch.device("cpu")

@@ -33,9 +33,9 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -272,47 +272,42 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):
             process.terminate()
 
 
-def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env]:
-    """Returns a factory of one environment; it shows (4, 84, 84) uint8 images; (C, H, W) stacks pass unchanged."""
-    training_pid = os.getpid()
-
-    def thunk() -> gym.Env:
-        if os.getpid() != training_pid:
-            # Ctrl-C reaches an environment's own process too, and is the training process's to handle.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        spec = find_spec(args.env_id)
-        # Not every environment takes the keyword, so it is left out where nothing is drawn.
-        keywords = json.loads(args.env_kwargs) | ({"render_mode": render_mode} if render_mode else {})
-        if is_atari(spec):
-            ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-            # frameskip=1 since MaxAndSkip skips: an ALE/ id alone would skip 4 of its own, 16 together.
-            env = gym.make(spec, frameskip=1, obs_type="grayscale", **keywords)
-            buttons = env.unwrapped.get_action_meanings()
-            # Backgammon and VideoCheckers have no NOOP to wait with.
-            env = sb3.NoopResetEnv(env, noop_max=30) if "NOOP" in buttons else env
-            env = MaxAndSkip(env, skip=4)
-            env.metadata = {**env.metadata, "render_fps": 15}  # of 60 frames a second a video shows every fourth
-            env = sb3.EpisodicLifeEnv(WholeEpisodes(env))
-            env = FireReset(env) if "FIRE" in buttons else env
-            env = sb3.ClipRewardEnv(env)
-        else:
-            # Without a time limit of its own an evaluation might never end.
-            env = gym.make(spec, **{"max_episode_steps": spec.max_episode_steps or EVAL_MAX_STEPS, **keywords})
-            space, shape = env.observation_space, env.observation_space.shape or ()
-            images = isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(shape) in (2, 3)
-            size = shape[:2] if shape[2:] in ((), (1,), (3,)) else shape[1:]
-            fits = images and min(size) >= 36 and isinstance(env.action_space, gym.spaces.Discrete)
-            check_spaces(env, fits)
-            env = WholeEpisodes(env)
-        shape = env.observation_space.shape
-        if len(shape) == 3 and shape[2] not in (1, 3):
-            return env
-        env = gym.wrappers.GrayscaleObservation(env) if shape[2:] == (3,) else env
-        env = gym.wrappers.ReshapeObservation(gym.wrappers.ResizeObservation(env, (84, 84)), (84, 84))
-        return gym.wrappers.FrameStackObservation(env, 4, padding_type="zero")
-
-    return thunk
+def make_env(args: Args, render_mode: str | None = None, training_pid: int | None = None) -> gym.Env:
+    """Returns an environment that shows (4, 84, 84) uint8 images; (C, H, W) stacks pass unchanged."""
+    if training_pid not in (None, os.getpid()):
+        # Ctrl-C reaches an environment's own process too, and is the training process's to handle.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    spec = find_spec(args.env_id)
+    # Not every environment takes the keyword, so it is left out where nothing is drawn.
+    keywords = json.loads(args.env_kwargs) | ({"render_mode": render_mode} if render_mode else {})
+    if is_atari(spec):
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+        # frameskip=1 since MaxAndSkip skips: an ALE/ id alone would skip 4 of its own, 16 together.
+        env = gym.make(spec, frameskip=1, obs_type="grayscale", **keywords)
+        buttons = env.unwrapped.get_action_meanings()
+        # Backgammon and VideoCheckers have no NOOP to wait with.
+        env = sb3.NoopResetEnv(env, noop_max=30) if "NOOP" in buttons else env
+        env = MaxAndSkip(env, skip=4)
+        env.metadata = {**env.metadata, "render_fps": 15}  # of 60 frames a second a video shows every fourth
+        env = sb3.EpisodicLifeEnv(WholeEpisodes(env))
+        env = FireReset(env) if "FIRE" in buttons else env
+        env = sb3.ClipRewardEnv(env)
+    else:
+        # Without a time limit of its own an evaluation might never end.
+        env = gym.make(spec, **{"max_episode_steps": spec.max_episode_steps or EVAL_MAX_STEPS, **keywords})
+        space, shape = env.observation_space, env.observation_space.shape or ()
+        images = isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(shape) in (2, 3)
+        size = shape[:2] if shape[2:] in ((), (1,), (3,)) else shape[1:]
+        fits = images and min(size) >= 36 and isinstance(env.action_space, gym.spaces.Discrete)
+        check_spaces(env, fits)
+        env = WholeEpisodes(env)
+    shape = env.observation_space.shape
+    if len(shape) == 3 and shape[2] not in (1, 3):
+        return env
+    env = gym.wrappers.GrayscaleObservation(env) if shape[2:] == (3,) else env
+    env = gym.wrappers.ReshapeObservation(gym.wrappers.ResizeObservation(env, (84, 84)), (84, 84))
+    return gym.wrappers.FrameStackObservation(env, 4, padding_type="zero")
 
 
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> VectorEnv:
@@ -324,7 +319,8 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> Vect
             raise UsageError(f"{why} want --backend gymnasium")
         return NativeAtariEnv(spec, num_envs, args.threads)
     make = AsyncVectorEnv if args.vector == "async" else SyncVectorEnv
-    return make([make_env(args, render_mode)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    make_one = partial(make_env, args, render_mode, os.getpid())
+    return make([make_one] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 # ----- Networks -----

@@ -39,9 +39,9 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -190,29 +190,25 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):
             process.terminate()
 
 
-def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env]:
-    """Returns a factory of one environment; it shows vectors (O,) and takes one of A actions."""
-    training_pid = os.getpid()
-
-    def thunk() -> gym.Env:
-        if os.getpid() != training_pid:
-            # Ctrl-C reaches an environment's own process too, and is the training process's to handle.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # Not every environment takes the keyword, so it is left out where nothing is drawn.
-        keywords = json.loads(args.env_kwargs) | ({"render_mode": render_mode} if render_mode else {})
-        env = gym.make(find_spec(args.env_id), **{"max_episode_steps": time_limit(args), **keywords})
-        vectors = isinstance(env.observation_space, gym.spaces.Box) and len(env.observation_space.shape) == 1
-        check_spaces(env, fits=vectors and isinstance(env.action_space, gym.spaces.Discrete))
-        return WholeEpisodes(env)
-
-    return thunk
+def make_env(args: Args, render_mode: str | None = None, training_pid: int | None = None) -> gym.Env:
+    """Returns an environment that shows vectors (O,) and takes one of A actions."""
+    if training_pid not in (None, os.getpid()):
+        # Ctrl-C reaches an environment's own process too, and is the training process's to handle.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Not every environment takes the keyword, so it is left out where nothing is drawn.
+    keywords = json.loads(args.env_kwargs) | ({"render_mode": render_mode} if render_mode else {})
+    env = gym.make(find_spec(args.env_id), **{"max_episode_steps": time_limit(args), **keywords})
+    vectors = isinstance(env.observation_space, gym.spaces.Box) and len(env.observation_space.shape) == 1
+    check_spaces(env, fits=vectors and isinstance(env.action_space, gym.spaces.Discrete))
+    return WholeEpisodes(env)
 
 
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> VectorEnv:
     """Returns parallel environments, for training and evaluation alike."""
     make = AsyncVectorEnv if args.vector == "async" else SyncVectorEnv
-    return make([make_env(args, render_mode)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    make_one = partial(make_env, args, render_mode, os.getpid())
+    return make([make_one] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 # ----- Networks -----

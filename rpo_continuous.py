@@ -35,9 +35,9 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -207,42 +207,38 @@ class AsyncVectorEnv(gym.vector.AsyncVectorEnv):
             process.terminate()
 
 
-def make_env(args: Args, render_mode: str | None = None) -> Callable[[], gym.Env]:
-    """Returns a factory of one environment; it shows vectors (O,), which the agent scales, and takes a Box (A,)."""
-    training_pid = os.getpid()
-
-    def thunk() -> gym.Env:
-        if os.getpid() != training_pid:
-            # Ctrl-C reaches an environment's own process too, and is the training process's to handle.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        spec = find_spec(args.env_id)
-        # Not every environment takes the keyword, so it is left out where nothing is drawn.
-        keywords = json.loads(args.env_kwargs) | ({"render_mode": render_mode} if render_mode else {})
-        # Without a time limit of its own an evaluation might never end.
-        env = gym.make(spec, **{"max_episode_steps": spec.max_episode_steps or EVAL_MAX_STEPS, **keywords})
-        obs_space, box = env.observation_space, env.action_space
-        vectors = isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1
-        check_spaces(env, fits=vectors and isinstance(box, gym.spaces.Box) and box.dtype.kind == "f")
-        env = WholeEpisodes(env)
-        # The agent gives any float32 vector. Where the bounds allow one action only, any number becomes that.
-        limits = ((box.low, -np.inf), (box.high, np.inf))
-        low, high = (np.where(box.low < box.high, *x).flatten().astype(np.float32) for x in limits)
-        shaped = lambda action: action.reshape(box.shape).clip(box.low, box.high)  # noqa: E731
-        env = gym.wrappers.TransformAction(env, shaped, gym.spaces.Box(low, high))
-        if args.rescale_actions:
-            # Around [10, 12] or +-1000 every first sample would be cut to one bound, or be tiny.
-            bounded = np.isfinite(low) & np.isfinite(high)
-            env = gym.wrappers.RescaleAction(env, np.where(bounded, -1, low), np.where(bounded, 1, high))
-        return env
-
-    return thunk
+def make_env(args: Args, render_mode: str | None = None, training_pid: int | None = None) -> gym.Env:
+    """Returns an environment that shows vectors (O,), which the agent scales, and takes a Box (A,)."""
+    if training_pid not in (None, os.getpid()):
+        # Ctrl-C reaches an environment's own process too, and is the training process's to handle.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    spec = find_spec(args.env_id)
+    # Not every environment takes the keyword, so it is left out where nothing is drawn.
+    keywords = json.loads(args.env_kwargs) | ({"render_mode": render_mode} if render_mode else {})
+    # Without a time limit of its own an evaluation might never end.
+    env = gym.make(spec, **{"max_episode_steps": spec.max_episode_steps or EVAL_MAX_STEPS, **keywords})
+    obs_space, box = env.observation_space, env.action_space
+    vectors = isinstance(obs_space, gym.spaces.Box) and len(obs_space.shape) == 1
+    check_spaces(env, fits=vectors and isinstance(box, gym.spaces.Box) and box.dtype.kind == "f")
+    env = WholeEpisodes(env)
+    # The agent gives any float32 vector. Where the bounds allow one action only, any number becomes that.
+    limits = ((box.low, -np.inf), (box.high, np.inf))
+    low, high = (np.where(box.low < box.high, *x).flatten().astype(np.float32) for x in limits)
+    shaped = lambda action: action.reshape(box.shape).clip(box.low, box.high)  # noqa: E731
+    env = gym.wrappers.TransformAction(env, shaped, gym.spaces.Box(low, high))
+    if args.rescale_actions:
+        # Around [10, 12] or +-1000 every first sample would be cut to one bound, or be tiny.
+        bounded = np.isfinite(low) & np.isfinite(high)
+        env = gym.wrappers.RescaleAction(env, np.where(bounded, -1, low), np.where(bounded, 1, high))
+    return env
 
 
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> VectorEnv:
     """Returns parallel environments, for training and evaluation alike."""
     make = AsyncVectorEnv if args.vector == "async" else SyncVectorEnv
-    return make([make_env(args, render_mode)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    make_one = partial(make_env, args, render_mode, os.getpid())
+    return make([make_one] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 # ----- Networks -----

@@ -391,7 +391,7 @@ def main() -> None:
     try:
         for env_id in args.env_ids:
             # Now rather than in the middle: Box2D may be missing.
-            ppo_continuous.make_env(ppo_continuous.Args(env_id=env_id))().close()
+            ppo_continuous.make_env(ppo_continuous.Args(env_id=env_id)).close()
         load = psutil.getloadavg()[0]
         measurements = []
         with open_csv(args) as file:

@@ -53,7 +53,7 @@ def observations(args: script.Args, policy: str, num: int, seed: int, spread: bo
         spread: 20 decisions each from wide starts, for a network to be fitted to; else whole episodes.
     """
     pictures, states, rng = [], [], np.random.default_rng(seed)
-    with script.make_env(args)() as env:
+    with script.make_env(args) as env:
         while len(states) < num:
             obs, _ = env.reset(seed=seed + len(states))
             if spread:

@@ -75,7 +75,7 @@ def test_one_update_is_that_of_stable_baselines3(tmp_path, monkeypatch):
         "max_grad_norm": 0.5,
         "device": "cpu",
     }
-    model = A2C("CnnPolicy", env(), 1.0, 5, **numbers, policy_kwargs=kwargs)
+    model = A2C("CnnPolicy", env, 1.0, 5, **numbers, policy_kwargs=kwargs)
     model.rollout_buffer.n_envs = 2
     model.rollout_buffer.reset()
     names = {"trunk.0.": "features_extractor.cnn.", "trunk.1": "features_extractor.linear.0"}

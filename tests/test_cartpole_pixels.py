@@ -29,7 +29,7 @@ def args_of(**changes):
 
 def shown(state, **changes):
     """Returns the frame (H, W) that shows a state of CartPole."""
-    with script.make_env(args_of(**changes))() as env:
+    with script.make_env(args_of(**changes)) as env:
         env.reset(seed=1)
         env.unwrapped.state = np.array(state, float)
         return env.get_wrapper_attr("frame")(None)
@@ -51,7 +51,7 @@ def test_cartpole_is_drawn_as_gymnasium_draws_it():
 def test_frames_are_equal_however_they_are_drawn():
     frames = []
     for fast in (True, False):
-        with script.make_env(args_of(fast_drawing=fast))() as env:
+        with script.make_env(args_of(fast_drawing=fast)) as env:
             assert env.get_wrapper_attr("draws_itself") == fast
             frames.append([env.reset(seed=3)[0], *(env.step(i % 2)[0] for i in range(8))])
     np.testing.assert_array_equal(*frames)
@@ -92,7 +92,7 @@ def test_the_default_crop_holds_the_pole_and_its_axle():
 def test_a_row_shows_the_action_and_a_stack_the_newest_frames_last(first):
     name = {0: "Ramp3Term", -1: "RampNegativeStart", 5: "RampLateStart"}[first]
     args = args_of(env_id=f"small_envs:{name}-v0", frame_skip=1, resolution=(2, 5), stack=3)
-    with script.make_env(args)() as env:
+    with script.make_env(args) as env:
         start = env.reset(seed=1)[0]
         first_obs, second_obs = env.step(1)[0], env.step(0)[0]
     # It draws 40, 80, 120, and 0 is white. Of 5 columns the first action has 0 and 1, the second one 2, 3 and 4.
@@ -106,7 +106,7 @@ def test_a_row_shows_the_action_and_a_stack_the_newest_frames_last(first):
 
 def test_an_action_is_repeated_until_the_episode_ends():
     """Three steps that pay 1 each are two decisions, of two steps and of one."""
-    env = script.make_env(args_of(env_id="small_envs:Ramp3Term-v0", frame_skip=2, resolution=(2, 4)))()
+    env = script.make_env(args_of(env_id="small_envs:Ramp3Term-v0", frame_skip=2, resolution=(2, 4)))
     env.reset(seed=1)
     (obs, *first), (_, *second) = env.step(0), env.step(1)
     assert [first[:3], second[:3]] == [[2.0, False, False], [1.0, True, False]]

@@ -124,7 +124,7 @@ def test_an_environment_without_a_distance_passes_unchanged():
 
 
 def test_the_plate_is_measured_by_its_own_distances():
-    env, plain = script.make_env(tiny("."))(), gym.make("BalancingPlate-v0")
+    env, plain = script.make_env(tiny(".")), gym.make("BalancingPlate-v0")
     assert env.observation_space.shape == (10,)
     assert env.action_space == gym.spaces.Discrete(4)
     for seed in (1, 2):

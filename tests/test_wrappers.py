@@ -40,7 +40,7 @@ def native_env(env_id, num_envs=1, max_frames=None):
 
 
 def chain_env(env_id):
-    return ppo_atari.make_env(ppo_atari.Args(env_id=env_id, backend="gymnasium"))()
+    return ppo_atari.make_env(ppo_atari.Args(env_id=env_id, backend="gymnasium"))
 
 
 def actions_of(*actions):
