@@ -422,16 +422,13 @@ def quality(evaluation: dict[str, np.ndarray]) -> list[float]:
 
 
 # ----- Evaluation -----
-EVAL_MAX_STEPS = 27_000
-"""longest episode where an environment has no limit of its own; ale-py ends games there too, at 108,000 frames"""
-Evaluation = dict[str, np.ndarray]
-"""true scores "return", "length" and what else an environment measures, arrays (E,) over episodes"""
+EVAL_MAX_STEPS = 27_000  # longest episode where an environment has no limit of its own; ale-py has 108,000 frames
+Evaluation = dict[str, np.ndarray]  # true scores "return", "length" and what else is measured, arrays (E,) of episodes
 
 
 def finished_episodes(infos: dict[str, Any]) -> dict[int, dict[str, float]]:
     """Returns "return", "length" and measures of each whole episode that ended in this step, by its environment."""
-    episodes = enumerate(infos.get("whole_episode", []))
-    return {i: dict(episode) for i, episode in episodes if episode is not None}
+    return {i: dict(episode) for i, episode in enumerate(infos.get("whole_episode", [])) if episode is not None}
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
@@ -622,9 +619,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
 # The same in all scripts of this kind, as Evaluation is; nothing here is part of the algorithm.
 FORMAT_VERSION = 2
 NOT_RESTORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
-
-signals: list[int] = []
-"""Ctrl-C, SIGTERM and SIGHUP that came: the first ends the run at the next `stop_if_asked`, a second one at once."""
+signals: list[int] = []  # that came: the first ends the run at the next `stop_if_asked`, a second one at once
 
 
 class UsageError(Exception):
@@ -638,7 +633,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def note_signal(signum: int, frame: object) -> None:
-    """Handles a signal, at any moment, so it does no more than this."""
+    """Handles Ctrl-C, SIGTERM or SIGHUP, at any moment, so it does no more than this."""
     if signals:
         os._exit(128 + signals[0])
     signals.append(signum)
