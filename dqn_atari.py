@@ -889,8 +889,7 @@ def check_limits(args: Args, limits: dict[str, tuple[float, float]]) -> None:
     """Raises a UsageError unless each named argument lies between the two numbers; None passes."""
     for names, (least, most) in limits.items():
         for name in names.split():
-            values = getattr(args, name)
-            for value in values if isinstance(values, tuple) else (values,):
+            for value in np.ravel(getattr(args, name)):  # one, or those of a tuple
                 message = f"--{name.replace('_', '-')} {value} must be between {least:,} and {most:,}"
                 require(value is None or (least <= value <= most and value < math.inf), message)
 
