@@ -510,8 +510,7 @@ class Run:
     def __init__(self, args: Args, unit: str, total: int, **modules: Any) -> None:  # noqa: ANN401
         self.args, self.unit, self.modules, self.scores = args, unit, modules, []
         self.counters: dict[str, Any] = {"global_step": 0, "episodes": 0, "evaluated": 0, "best_eval": []}
-        # The time in milliseconds, so that two runs that start in one second get two folders.
-        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time_ns() // 1_000_000}"
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time_ns() // 10**6}"  # ms tell starts apart
         self.folder = Path(args.run_dir) / re.sub(r"[^\w.-]", "-", name)
         if args.resume is not None:
             checkpoint = load_checkpoint(args.resume, **modules)
@@ -540,8 +539,7 @@ class Run:
 
             names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": self.folder.name}
             wandb.init(**names, id=self.folder.name, resume="allow", config=about["args"], sync_tensorboard=True)
-        # Purging drops what an earlier start logged beyond the checkpoint.
-        self.writer = SummaryWriter(str(self.folder), purge_step=step + 1, flush_secs=5)
+        self.writer = SummaryWriter(str(self.folder), purge_step=step + 1, flush_secs=5)  # drops what came later
         rows = "\n".join(f"|{name}|{value}|" for name, value in about["args"].items())
         self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", step)
         state = "this run is finished" if self.counters[unit] >= total else "going on" if args.resume else "a new run"
