@@ -423,9 +423,9 @@ def finished_episodes(infos: dict[str, Any]) -> dict[int, dict[str, float]]:
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
-    """Returns what `finished_episodes` says of an episode of each seed, all at once; `film` is a folder for videos."""
+    """Returns an episode of each seed, played at once in this process; `film` is a folder for videos of them."""
     episodes: dict[int, dict[str, float]] = {}
-    with closing(make_envs(args, len(seeds), "rgb_array" if film else None)) as envs:
+    with closing(make_envs(replace(args, vector="sync"), len(seeds), "rgb_array" if film else None)) as envs:
         obs, _ = envs.reset(seed=seeds[0])
         options = {"fps": envs.metadata.get("render_fps", 30), "macro_block_size": 2}
         films = [imageio.get_writer(film / f"seed-{seed}.mp4", **options) for seed in seeds if film]
@@ -446,14 +446,13 @@ def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film:
 @torch.no_grad()
 def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film: Path | None = None) -> Evaluation:
     """Returns the scores of episodes, episode i seeded with seed + i; `film` is a folder for films of the first 3."""
-    args = replace(args, vector="sync")  # a process for each episode would be many
-    seeds, filmed = range(seed, seed + args.eval_episodes), 3 if film else 0
+    seeds = range(seed, seed + args.eval_episodes)
     # Training's random streams stay as they were; users' environments may draw from python's and numpy's.
     streams = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         seed_everything(seed)
-        episodes = play(agent, args, seeds[:filmed], device, film) if film else []
-        for i in range(filmed, len(seeds), 32):
+        episodes = play(agent, args, seeds[:3], device, film) if film else []
+        for i in range(len(episodes), len(seeds), 32):
             episodes += play(agent, args, seeds[i : i + 32], device, None)
     random.setstate(streams[0])
     np.random.set_state(streams[1])  # noqa: NPY002
