@@ -789,8 +789,7 @@ def check_memory(num_bytes: int, device: torch.device) -> None:
     """Says what the storage takes, and raises a UsageError if the device has less free memory."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     print(f"storage: {num_bytes / 2**20:,.1f} MiB", flush=True)
-    need = f"the storage takes {num_bytes / 2**30:,.2f} GiB, more than the {free / 2**30:,.2f} free on {device}"
-    require(num_bytes <= free, need)
+    require(num_bytes <= free, f"storage takes {num_bytes / 2**30:,.2f} GiB, {free / 2**30:,.2f} are free on {device}")
 
 
 def seed_everything(seed: int) -> None:

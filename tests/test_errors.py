@@ -184,14 +184,14 @@ def test_storage_larger_than_the_free_memory_is_refused(monkeypatch, capsys, tmp
     """2 x 1,048,576 images of 36 x 36 bytes: 2,592 MiB = 2.53 GiB, and 2.5 GiB are free."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=int(2.5 * 2**30)))
     line = refused(monkeypatch, capsys, "--num-steps=1048576", "--total-timesteps=2097152")
-    assert line == "error: the storage takes 2.53 GiB, more than the 2.50 free on cpu\n"
+    assert line == "error: storage takes 2.53 GiB, 2.50 are free on cpu\n"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_storage_larger_than_any_memory_is_refused(monkeypatch, capsys, tmp_path):
     """2 x 10^12 images of 1296 bytes are 2.6 petabytes."""
     line = refused(monkeypatch, capsys, "--num-steps=1000000000000", "--total-timesteps=2000000000000")
-    assert line.startswith("error: the storage takes 2,413,988.11 GiB, more than the ")
+    assert line.startswith("error: storage takes 2,413,988.11 GiB, ")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -300,7 +300,7 @@ def test_a_rollout_larger_than_the_free_memory_is_refused(tmp_path, monkeypatch,
             script.train(args)
         else:
             status, text = failed(script, monkeypatch, capsys, *flags_of(args))
-            assert (status, "the storage takes 0.00 GiB, more than the 0.00 free on cpu" in text) == (2, True)
+            assert (status, "storage takes 0.00 GiB, 0.00 are free on cpu" in text) == (2, True)
 
 
 # ----- Learning -----

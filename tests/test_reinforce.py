@@ -694,7 +694,7 @@ def test_episodes_larger_than_the_free_memory_are_refused(tmp_path, monkeypatch,
     flags = flags_of(tiny(tmp_path / "runs", "VectorRampLimit7", **own))
     status, text = failed(script, monkeypatch, capsys, *flags)
     gib = f"{need / 2**30:,.2f}"
-    assert (status, text) == (2, f"error: the storage takes {gib} GiB, more than the {gib} free on cpu\n")
+    assert (status, text) == (2, f"error: storage takes {gib} GiB, {gib} are free on cpu\n")
     assert list(tmp_path.iterdir()) == []
 
 
