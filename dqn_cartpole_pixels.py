@@ -717,8 +717,7 @@ class Run:
         about["versions"] = {"python": platform.python_version(), "torch": torch.__version__}
         about["versions"] |= {x: version(x) for x in ("gymnasium", "numpy", "ale_py", "pybullet") if x in sys.modules}
         status, commit = subprocess.getstatusoutput(f"git -C {shlex.quote(str(Path(__file__).parent))} rev-parse HEAD")
-        cuda = args.cuda and torch.cuda.is_available()
-        about["device"] = torch.cuda.get_device_name() if cuda else f"cpu {platform.machine()}"
+        about["device"] = torch.cuda.get_device_name() if args.cuda and torch.cuda.is_available() else "cpu"
         about |= {"git_commit": None if status else commit, "global_step": step}
         (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
         if args.track:
