@@ -616,7 +616,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
 
 # ----- Bookkeeping -----
 # The same in all scripts of this kind, as Evaluation is; nothing here is part of the algorithm.
-FORMAT_VERSION = 2
+SCRIPT, FORMAT = Path(__file__).stem, 2  # by which a checkpoint is known
 NOT_RESTORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
 signals: list[int] = []  # that came: the first ends the run at the next `stop_if_asked`, a second one at once
 
@@ -652,7 +652,7 @@ class Run:
     def __init__(self, args: Args, unit: str, total: int, **modules: Any) -> None:  # noqa: ANN401
         self.args, self.unit, self.modules, self.scores = args, unit, modules, []
         self.counters: dict[str, Any] = {"global_step": 0, "episodes": 0, "evaluated": 0, "best_eval": []}
-        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time_ns() // 10**6}"  # ms tell starts apart
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time_ns() // 10**6}"  # in ms, to tell runs apart
         self.folder = Path(args.run_dir) / re.sub(r"[^\w.-]", "-", name)
         if args.resume is not None:
             checkpoint = load_checkpoint(args.resume, **modules)
@@ -738,8 +738,7 @@ class Run:
         """Writes a checkpoint; at any moment the file is whole, the old or the new one."""
         if not all(x.isfinite().all() for x in self.modules["agent"].state_dict().values()):
             raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}")
-        content = {"script": Path(__file__).stem, "format_version": FORMAT_VERSION, "args": asdict(self.args)}
-        content["counters"] = self.counters
+        content = {"script": SCRIPT, "format_version": FORMAT, "args": asdict(self.args), "counters": self.counters}
         content |= {key: x.state_dict() for key, x in self.modules.items() if key != "replay" or name == "latest.pt"}
         self.writer.flush()
         temporary = self.folder / f"{name}.tmp"
@@ -779,7 +778,7 @@ def load_checkpoint(path: str, **modules: Any) -> dict[str, Any]:  # noqa: ANN40
         require(archive.testzip() is None and not folders, "a checksum is wrong")  # torch checks none
         content = torch.load(file, map_location="cpu", weights_only=True)
         made_by = f"{content['script']}.py, format {content['format_version']}"
-        require(made_by == f"{Path(__file__).stem}.py, format {FORMAT_VERSION}", f"it is of {made_by}")
+        require(made_by == f"{SCRIPT}.py, format {FORMAT}", f"it is of {made_by}")
         dropped = {name: content["args"].pop(name) for name in content["args"].keys() - vars(Args()).keys()}
         for name in [x for x in modules if x != "replay" or x in content]:
             require(name in content, f"it has no {name}: an agent file can be evaluated, not resumed")
