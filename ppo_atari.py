@@ -428,18 +428,17 @@ def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film:
     with closing(make_envs(replace(args, vector="sync"), len(seeds), "rgb_array" if film else None)) as envs:
         obs, _ = envs.reset(seed=seeds[0])
         options = {"fps": envs.metadata.get("render_fps", 30), "macro_block_size": 2}
-        films = [imageio.get_writer(film / f"seed-{seed}.mp4", **options) for seed in seeds if film]
+        films = {i: imageio.get_writer(film / f"seed-{seed}.mp4", **options) for i, seed in enumerate(seeds) if film}
         while len(episodes) < len(seeds):
             stop_if_asked()
-            for i, video in enumerate(films):
-                if i not in episodes:
-                    video.append_data(envs.envs[i].render())
+            for i, video in films.items():
+                video.append_data(envs.envs[i].render())
             action = agent.act(torch.from_numpy(obs).to(device), args.eval_greedy)
             obs, _, _, _, infos = envs.step(action.cpu().numpy())
             # An environment whose episode has ended is stepped along and not counted again.
             episodes = finished_episodes(infos) | episodes
-    for video in films:
-        video.close()
+            for i in films.keys() & episodes.keys():
+                films.pop(i).close()
     return [episodes[i] for i in range(len(seeds))]
 
 
