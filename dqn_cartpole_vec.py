@@ -747,10 +747,9 @@ def main() -> None:
             signal.signal(signum, note_signal)
     try:
         args = tyro.cli(Args)
-        for path in (args.resume, args.evaluate):  # the arguments of that run, except what the command line overrides
-            if path is not None:
-                stored = load_checkpoint(path)["args"]
-                args = tyro.cli(Args, default=Args(**{x: stored[x] for x in stored if x not in NOT_RESTORED}))
+        for path in [x for x in (args.resume, args.evaluate) if x is not None]:
+            stored = load_checkpoint(path)["args"]  # those of that run, which the command line overrides
+            args = tyro.cli(Args, default=Args(**{x: stored[x] for x in stored if x not in NOT_RESTORED}))
         train(args) if args.evaluate is None else evaluate_checkpoint(args)
     except (UsageError, FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:
         reason = "a pipe broke: has an environment died?" if isinstance(error, EOFError | ConnectionError) else error
