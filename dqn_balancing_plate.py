@@ -597,8 +597,7 @@ class Run:
         about |= {"git_commit": None if status else commit, "global_step": step}
         (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
         if args.track:
-            import wandb
-
+            wandb = importlib.import_module("wandb")
             names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": self.folder.name}
             wandb.init(**names, id=self.folder.name, resume="allow", config=about["args"], sync_tensorboard=True)
         self.writer = SummaryWriter(str(self.folder), purge_step=step + 1, flush_secs=5)  # drops what came later
