@@ -817,9 +817,7 @@ def prepare(args: Args) -> torch.device:
     torch.use_deterministic_algorithms(args.torch_deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads unset memory
     torch.backends.cudnn.benchmark = not args.torch_deterministic
-    bfloat16 = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    hint = "; --amp is faster here" if bfloat16 and not getattr(args, "amp", True) else ""
-    print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}{hint}")
+    print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}")
     print(f"environment: {args.num_envs} x {args.env_id} {find_spec(args.env_id).kwargs}", flush=True)
     return device
 
