@@ -254,6 +254,11 @@ class WholeEpisodes(gym.Wrapper):
         return obs, reward, terminated, truncated, {}
 
 
+def finished_episodes(infos: dict[str, Any]) -> dict[int, dict[str, float]]:
+    """Returns "return", "length" and measures of each whole episode that ended in this step, by its environment."""
+    return {i: dict(episode) for i, episode in enumerate(infos.get("whole_episode", [])) if episode is not None}
+
+
 def check_spaces(env: gym.Env, fits: bool) -> None:
     """Raises a UsageError that says which script does unless this one fits the environment's spaces."""
     spaces = (env.observation_space, env.action_space)
@@ -415,11 +420,6 @@ def quality(evaluation: dict[str, np.ndarray]) -> list[float]:
 # ----- Evaluation -----
 EVAL_MAX_STEPS = 27_000  # longest episode where an environment has no limit of its own; ale-py has 108,000 frames
 Evaluation = dict[str, np.ndarray]  # true scores "return", "length" and what else is measured, arrays (E,) of episodes
-
-
-def finished_episodes(infos: dict[str, Any]) -> dict[int, dict[str, float]]:
-    """Returns "return", "length" and measures of each whole episode that ended in this step, by its environment."""
-    return {i: dict(episode) for i, episode in enumerate(infos.get("whole_episode", [])) if episode is not None}
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
