@@ -340,8 +340,7 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> Vect
             raise UsageError(f"{why} want --backend gymnasium")
         return NativeAtariEnv(spec, num_envs, args.threads)
     make = AsyncVectorEnv if args.vector == "async" else SyncVectorEnv
-    make_one = partial(make_env, args, render_mode, os.getpid())
-    return make([make_one] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    return make([partial(make_env, args, render_mode, os.getpid())] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 # ----- Networks -----

@@ -210,8 +210,7 @@ def make_env(args: Args, render_mode: str | None = None, training_pid: int | Non
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> VectorEnv:
     """Returns parallel environments, for training and evaluation alike."""
     make = AsyncVectorEnv if args.vector == "async" else SyncVectorEnv
-    make_one = partial(make_env, args, render_mode, os.getpid())
-    return make([make_one] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    return make([partial(make_env, args, render_mode, os.getpid())] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 # ----- Networks -----
