@@ -153,7 +153,7 @@ def find_spec(env_id: str) -> EnvSpec:
     importlib.import_module(module or "gymnasium")
     usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
     near = ", ".join(difflib.get_close_matches(name, usable, n=5, cutoff=0.3))
-    others = "an id of your own wants its module, module:Id-v0; Atari games are for ppo_atari.py"
+    others = "your own needs its module, as in my_module:MyEnv-v0; Atari games are for ppo_atari.py"
     require(name in gym.registry, f"gymnasium has no {name!r}; the nearest ids: {near or 'none'}; {others}")
     return gym.registry[name]
 
@@ -335,9 +335,8 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> Vect
     """Returns parallel environments, for training and evaluation alike."""
     spec = find_spec(args.env_id)
     if is_atari(spec) and args.backend == "ale" and not render_mode:
-        if spec.max_episode_steps or json.loads(args.env_kwargs):
-            why = "own max_episode_steps" if spec.max_episode_steps else "--env-kwargs"
-            raise UsageError(f"{why} want --backend gymnasium")
+        native = not spec.max_episode_steps and not json.loads(args.env_kwargs)
+        require(native, "--env-kwargs, and ids with a time limit of their own, need --backend gymnasium")
         return NativeAtariEnv(spec, num_envs, args.threads)
     make = AsyncVectorEnv if args.vector == "async" else SyncVectorEnv
     return make([partial(make_env, args, render_mode, os.getpid())] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -521,11 +520,6 @@ def evaluate_checkpoint(args: Args) -> None:
 
 
 # ----- Training -----
-def episodes_seed(args: Args, step: int) -> int:
-    """Returns the seed of the environments where new episodes start at a global step, as in `Run`."""
-    return int(np.random.SeedSequence([args.seed, step]).generate_state(1)[0] % 2**30)
-
-
 class Worker:
     """An actor of Ray, which starts it anew where it or its machine dies; it then has other episodes, and says so."""
 
@@ -538,19 +532,19 @@ class Worker:
         self.agent = Agent(args, self.envs[shards[0]])
         self.next_obs: dict[int, np.ndarray] = {}
 
-    def collect(self, weights: dict[str, Tensor], step: int, states: list[Tensor]) -> list[dict[str, Any]]:
-        """Returns the rollouts of the shards from a global step on; each has a generator, whose state travels."""
+    def collect(self, weights: dict[str, Tensor], seed: int, states: list[Tensor]) -> list[dict[str, Any]]:
+        """Returns the shards' rollouts; a new worker's games start by the seed. Generators' states travel along."""
         self.agent.load_state_dict(weights)
-        return [self.collect_shard(shard, step, state) for shard, state in zip(self.envs, states, strict=True)]
+        return [self.collect_shard(shard, seed, state) for shard, state in zip(self.envs, states, strict=True)]
 
     @torch.no_grad()
-    def collect_shard(self, shard: int, step: int, state: Tensor) -> dict[str, Any]:
+    def collect_shard(self, shard: int, seed: int, state: Tensor) -> dict[str, Any]:
         """Collects T steps from each of a shard's E environments; returns tensors (T, E) and what is said below."""
         args, envs, size = self.args, self.envs[shard], (self.args.num_steps, self.args.envs_per_shard)
         torch.set_rng_state(state)
         is_new = shard not in self.next_obs
         if is_new:
-            self.next_obs[shard], _ = envs.reset(seed=episodes_seed(args, step) + shard * args.envs_per_shard)
+            self.next_obs[shard], _ = envs.reset(seed=seed + shard * args.envs_per_shard)
         next_obs = self.next_obs[shard]
         obs, actions = np.zeros((*size, *next_obs.shape[1:]), np.uint8), torch.zeros(size, dtype=torch.int64)
         logprobs, values, rewards, dones = torch.zeros((4, *size))
@@ -558,9 +552,9 @@ class Worker:
         for t in range(args.num_steps):
             obs[t] = next_obs
             policy, values[t] = self.agent(torch.from_numpy(next_obs))
-            actions[t] = policy.sample()
-            logprobs[t] = policy.log_prob(actions[t])
-            next_obs, reward, termination, truncation, infos = envs.step(actions[t].numpy())
+            action = policy.sample()
+            actions[t], logprobs[t] = action, policy.log_prob(action)
+            next_obs, reward, termination, truncation, infos = envs.step(action.numpy())
             rewards[t], dones[t] = torch.from_numpy(reward), torch.from_numpy(termination | truncation)
             cut_off = truncation & ~termination
             if cut_off.any():
@@ -595,8 +589,7 @@ def ray_cluster(args: Args) -> Iterator[Any]:
             options |= {"num_cpus": args.num_workers, "include_dashboard": False, "_temp_dir": folder}
         handler = signal.getsignal(signal.SIGTERM)
         try:
-            import ray
-
+            ray = importlib.import_module("ray")
             if ":" in args.ray_address:  # Ray would wait for minutes where nobody answers
                 socket.create_connection(args.ray_address.rsplit(":", 1), timeout=30).close()
             ray.init(args.ray_address, **options)
@@ -660,12 +653,6 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         mode = "reduce-overhead" if device.type == "cuda" else "default"
         forward = torch.compile(agent, mode=mode) if args.compile else agent
 
-        # Storage of one rollout's observations, on the network's device.
-        # Channels come last in memory, as the convolutions want them, so that no minibatch is put in order again.
-        size, (channels, height, width) = (args.num_steps, args.num_envs), envs.single_observation_space.shape
-        images = torch.zeros((*size, height, width, channels), dtype=torch.uint8, device=device)
-        obs = images.permute(0, 1, 4, 2, 3)
-
         # The first shard draws from the learner's stream, as ppo_atari.py does, unless the two draw at the same time.
         states = [torch.Generator().manual_seed(run.env_seed + shard).get_state() for shard in range(num_shards)]
         first_step, futures = run.counters["global_step"], []
@@ -674,7 +661,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             """Sends the weights and the states of the generators to the workers, who collect a rollout."""
             states[0] = states[0] if args.overlap else torch.get_rng_state()
             weights = ray.put({name: x.cpu() for name, x in agent.state_dict().items()})
-            return [x.collect.remote(weights, step, states[i :: len(workers)]) for i, x in enumerate(workers)]
+            seed = int(np.random.SeedSequence([args.seed, step]).generate_state(1)[0] % 2**30)  # as `Run` has it
+            return [x.collect.remote(weights, seed, states[i :: len(workers)]) for i, x in enumerate(workers)]
 
         for iteration in range(run.counters["global_step"] // args.batch_size + 1, num_iterations + 1):
             start_time, start_step = time.perf_counter(), (iteration - 1) * args.batch_size
@@ -694,23 +682,21 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             again = [shard for shard, rollout in enumerate(rollouts) if rollout["is_new"] and start_step > first_step]
             if again:
                 print(f"a worker died: shards {again} collected iteration {iteration} again, from new episodes")
-            for shard, rollout in enumerate(rollouts):
-                part = slice(shard * args.envs_per_shard, (shard + 1) * args.envs_per_shard)
-                obs[:, part] = torch.from_numpy(unpack(*rollout["obs"], obs.shape[2:]))
+            stacks = np.concatenate([unpack(*x["obs"], envs.single_observation_space.shape) for x in rollouts], axis=1)
+            images = torch.from_numpy(stacks).flatten(0, 1).contiguous(memory_format=torch.channels_last)  # for speed
             names = ("actions", "logprobs", "values", "rewards", "dones", "next_value")
             actions, logprobs, values, rewards, dones, next_value = (
                 torch.cat([rollout[name] for rollout in rollouts], dim=-1) for name in names
             )
-            for t, _, _, episode in sorted(
-                (x for rollout in rollouts for x in rollout["episodes"]), key=lambda x: x[:3]
-            ):
+            episodes = [episode for rollout in rollouts for episode in rollout["episodes"]]
+            for t, _, _, episode in sorted(episodes, key=lambda x: x[:3]):
                 run.log_episode(start_step + (t + 1) * args.num_envs, episode)
 
             advantages = compute_gae(rewards, values, next_value, dones, args.gamma, args.gae_lambda)
             returns = advantages + values
 
             # (T, N, ...) -> (B, ...), then several passes in random minibatches.
-            stacked = (obs, actions, logprobs, values, advantages, returns)
+            stacked = (images.unflatten(0, rewards.shape), actions, logprobs, values, advantages, returns)
             b_obs, b_actions, b_logprobs, b_values, b_advantages, b_returns = (
                 x.flatten(0, 1).to(device) for x in stacked
             )
@@ -745,7 +731,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             means = torch.stack(losses).mean(0).tolist()
             run.counters["global_step"] = global_step = iteration * args.batch_size
             if not np.isfinite(means).all():
-                raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
+                raise FloatingPointError(f"a loss is not finite at step {global_step:,}: lower --learning-rate")
             scalars = {f"losses/{name}": mean for name, mean in zip(terms, means, strict=True)}
             scalars["losses/explained_variance"] = (1 - (returns - values).var() / returns.var()).item()
             scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
@@ -887,7 +873,7 @@ class Run:
     def save(self, name: str) -> None:
         """Writes a checkpoint; at any moment the file is whole, the old or the new one."""
         if not all(x.isfinite().all() for x in self.modules["agent"].state_dict().values()):
-            raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}")
+            raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}: lower the rate")
         content = {"script": SCRIPT, "format_version": FORMAT, "args": asdict(self.args), "counters": self.counters}
         content |= {key: x.state_dict() for key, x in self.modules.items() if key != "replay" or name == "latest.pt"}
         self.writer.flush()
@@ -925,10 +911,10 @@ def load_checkpoint(path: str, **modules: Any) -> dict[str, Any]:  # noqa: ANN40
     try:
         archive = zipfile.ZipFile(file)
         folders = any(entry.external_attr for entry in archive.infolist())  # torch reads noise in place of one
-        require(archive.testzip() is None and not folders, "a checksum is wrong")  # torch checks none
+        require(archive.testzip() is None and not folders, "it is damaged: a checksum is wrong")  # torch checks none
         content = torch.load(file, map_location="cpu", weights_only=True)
         made_by = f"{content['script']}.py, format {content['format_version']}"
-        require(made_by == f"{SCRIPT}.py, format {FORMAT}", f"it is of {made_by}")
+        require(made_by == f"{SCRIPT}.py, format {FORMAT}", f"it was made by {made_by}")
         dropped = {name: content["args"].pop(name) for name in content["args"].keys() - vars(Args()).keys()}
         for name in [x for x in modules if x != "replay" or x in content]:
             require(name in content, f"it has no {name}: an agent file can be evaluated, not resumed")
@@ -960,7 +946,8 @@ def check_memory(num_bytes: int, device: torch.device) -> None:
     """Says what the storage takes, and raises a UsageError if the device has less free memory."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     print(f"storage: {num_bytes / 2**20:,.1f} MiB", flush=True)
-    require(num_bytes <= free, f"storage takes {num_bytes / 2**30:,.2f} GiB, {free / 2**30:,.2f} are free on {device}")
+    sizes = f"storage takes {num_bytes / 2**30:,.2f} GiB, {free / 2**30:,.2f} are free on {device}"
+    require(num_bytes <= free, f"{sizes}: lower --num-envs, --num-steps or --buffer-size")
 
 
 def seed_everything(seed: int) -> None:

@@ -141,7 +141,7 @@ def find_spec(env_id: str) -> EnvSpec:
     importlib.import_module(module or "gymnasium")
     usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
     near = ", ".join(difflib.get_close_matches(name, usable, n=5, cutoff=0.3))
-    others = "an id of your own wants its module, module:Id-v0; Atari games are for ppo_atari.py"
+    others = "your own needs its module, as in my_module:MyEnv-v0; Atari games are for ppo_atari.py"
     require(name in gym.registry, f"gymnasium has no {name!r}; the nearest ids: {near or 'none'}; {others}")
     return gym.registry[name]
 
@@ -570,7 +570,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             means = torch.stack(losses).mean(0).tolist()
             run.counters["global_step"] = global_step = iteration * args.batch_size
             if not np.isfinite(means).all():
-                raise FloatingPointError(f"a loss is not finite at step {global_step:,}; the run cannot go on")
+                raise FloatingPointError(f"a loss is not finite at step {global_step:,}: lower --learning-rate")
             scalars = {f"losses/{name}": mean for name, mean in zip(LOSS_NAMES, means, strict=True)}
             scalars["losses/explained_variance"] = (1 - (returns - values).var() / returns.var()).item()
             scalars["charts/learning_rate"] = float(optimizer.param_groups[0]["lr"])
@@ -711,7 +711,7 @@ class Run:
     def save(self, name: str) -> None:
         """Writes a checkpoint; at any moment the file is whole, the old or the new one."""
         if not all(x.isfinite().all() for x in self.modules["agent"].state_dict().values()):
-            raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}")
+            raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}: lower the rate")
         content = {"script": SCRIPT, "format_version": FORMAT, "args": asdict(self.args), "counters": self.counters}
         content |= {key: x.state_dict() for key, x in self.modules.items() if key != "replay" or name == "latest.pt"}
         self.writer.flush()
@@ -749,10 +749,10 @@ def load_checkpoint(path: str, **modules: Any) -> dict[str, Any]:  # noqa: ANN40
     try:
         archive = zipfile.ZipFile(file)
         folders = any(entry.external_attr for entry in archive.infolist())  # torch reads noise in place of one
-        require(archive.testzip() is None and not folders, "a checksum is wrong")  # torch checks none
+        require(archive.testzip() is None and not folders, "it is damaged: a checksum is wrong")  # torch checks none
         content = torch.load(file, map_location="cpu", weights_only=True)
         made_by = f"{content['script']}.py, format {content['format_version']}"
-        require(made_by == f"{SCRIPT}.py, format {FORMAT}", f"it is of {made_by}")
+        require(made_by == f"{SCRIPT}.py, format {FORMAT}", f"it was made by {made_by}")
         dropped = {name: content["args"].pop(name) for name in content["args"].keys() - vars(Args()).keys()}
         for name in [x for x in modules if x != "replay" or x in content]:
             require(name in content, f"it has no {name}: an agent file can be evaluated, not resumed")
@@ -784,7 +784,8 @@ def check_memory(num_bytes: int, device: torch.device) -> None:
     """Says what the storage takes, and raises a UsageError if the device has less free memory."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     print(f"storage: {num_bytes / 2**20:,.1f} MiB", flush=True)
-    require(num_bytes <= free, f"storage takes {num_bytes / 2**30:,.2f} GiB, {free / 2**30:,.2f} are free on {device}")
+    sizes = f"storage takes {num_bytes / 2**30:,.2f} GiB, {free / 2**30:,.2f} are free on {device}"
+    require(num_bytes <= free, f"{sizes}: lower --num-envs, --num-steps or --buffer-size")
 
 
 def seed_everything(seed: int) -> None:

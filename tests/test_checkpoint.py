@@ -376,7 +376,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch, capsys
     spy(monkeypatch, script.Run, "__exit__", spoil)
     args = tiny(tmp_path, env_id="small_envs:SignalAt-v0", checkpoint_every=64)
     status, line = failed(monkeypatch, capsys, *flags_of(args))
-    assert (status, line.splitlines()[-1]) == (1, "error: a weight is not finite at step 64")
+    assert (status, line.splitlines()[-1]) == (1, "error: a weight is not finite at step 64: lower the rate")
     assert all(weights.isfinite().all() for weights in load(only_run(tmp_path))["agent"].values())
 
 
@@ -537,7 +537,7 @@ def test_a_file_that_cannot_be_written_whole_leaves_the_old_checkpoint(copied, m
 
 @pytest.mark.parametrize(("env", "message"), [
     ("NanLater", "NanLater-v0 is not finite in step"),
-    ("HugeLater", "a loss is not finite at step 128; the run cannot go on"),
+    ("HugeLater", "a loss is not finite at step 128: lower --learning-rate"),
 ])  # fmt: skip
 def test_numbers_that_are_not_finite_end_the_run(tmp_path, monkeypatch, capsys, env, message):
     """What these pay from their 50th step on is in the second iteration, of steps 33 to 64 of each."""
@@ -640,9 +640,9 @@ BOTH, RESUME = ("--resume", "--evaluate"), ("--resume",)
 
 
 @pytest.mark.parametrize(("spoil", "message", "flags"), [
-    (change(script="ppo_cartpole"), "it is of ppo_cartpole.py, format 2", BOTH),
-    (change(format_version=1), "it is of ppo_atari.py, format 1", BOTH),
-    (change(format_version=None), "it is of ppo_atari.py, format None", BOTH),
+    (change(script="ppo_cartpole"), "it was made by ppo_cartpole.py, format 2", BOTH),
+    (change(format_version=1), "it was made by ppo_atari.py, format 1", BOTH),
+    (change(format_version=None), "it was made by ppo_atari.py, format None", BOTH),
     (change(args=[1, 2]), "", BOTH),
     (lambda content: content.pop("args"), "args", BOTH),
     (lambda content: content.pop("agent"), "agent", BOTH),

@@ -15,7 +15,19 @@ import psutil
 import pytest
 import torch
 from conftest import ROOT
-from short_runs import assert_equal, command_line, failed, flags_of, load, only_run, resume, scalars, spy, spy_runs
+from short_runs import (
+    LOWER,
+    assert_equal,
+    command_line,
+    failed,
+    flags_of,
+    load,
+    only_run,
+    resume,
+    scalars,
+    spy,
+    spy_runs,
+)
 from torch import nn
 
 import dqn_balancing_plate
@@ -747,7 +759,7 @@ def test_a_finished_run_logs_nothing_and_goes_on_with_its_memory(tmp_path, monke
 def test_a_loss_that_overflows_ends_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, capsys):
     """From the 50th step of each of two environments on, which is step 100."""
     status, text = failed(script, monkeypatch, capsys, *flags_of(tiny(tmp_path, "HugeLater", checkpoint_every=90)))
-    assert (status, text) == (1, "error: a loss is not finite at step 180; the run cannot go on\n")
+    assert (status, text) == (1, "error: a loss is not finite at step 180: lower --learning-rate\n")
     assert load(only_run(tmp_path))["counters"]["global_step"] == 90
 
 
@@ -817,7 +829,7 @@ def test_a_memory_larger_than_the_free_memory_is_refused(tmp_path, monkeypatch, 
     flags = flags_of(tiny(tmp_path, buffer_size=2**20, total_timesteps=4, learning_starts=0))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=need - 1))
     status, text = failed(script, monkeypatch, capsys, *flags)
-    assert (status, text) == (2, "error: storage takes 0.02 GiB, 0.02 are free on cpu\n")
+    assert (status, text) == (2, f"error: storage takes 0.02 GiB, 0.02 are free on cpu: {LOWER}\n")
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=need))
     command_line(script, monkeypatch, *flags)

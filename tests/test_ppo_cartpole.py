@@ -264,7 +264,7 @@ def test_a_loss_that_overflows_ends_the_run_and_keeps_the_checkpoint(tmp_path, m
     status, text = failed(
         script, monkeypatch, capsys, *flags_of(tiny(tmp_path, "VectorHugeLater", checkpoint_every=64))
     )
-    assert (status, text) == (1, "error: a loss is not finite at step 128; the run cannot go on\n")
+    assert (status, text) == (1, "error: a loss is not finite at step 128: lower --learning-rate\n")
     assert load(only_run(tmp_path))["counters"]["global_step"] == 64
 
 

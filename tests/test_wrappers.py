@@ -376,7 +376,7 @@ def own_pong():
 
 def test_an_own_time_limit_is_kept_or_refused(own_pong):
     own_pong(limit=200)
-    with pytest.raises(ppo_atari.UsageError, match="own max_episode_steps want --backend gymnasium"):
+    with pytest.raises(ppo_atari.UsageError, match="time limit of their own, need --backend gymnasium"):
         make_envs("Pong-v9", backend="ale")
     envs = make_envs("Pong-v9", backend="gymnasium")
     envs.reset(seed=0)
@@ -390,7 +390,7 @@ def test_an_own_time_limit_is_kept_or_refused(own_pong):
 
 
 def test_keyword_arguments_are_kept_or_refused(own_pong):
-    with pytest.raises(ppo_atari.UsageError, match="--env-kwargs want --backend gymnasium"):
+    with pytest.raises(ppo_atari.UsageError, match="--env-kwargs, and ids with a time limit of their own, need"):
         make_envs("PongNoFrameskip-v4", backend="ale", env_kwargs='{"difficulty": 1}')
     envs = make_envs("PongNoFrameskip-v4", backend="gymnasium", env_kwargs='{"difficulty": 1}')
     assert envs.envs[0].unwrapped._game_difficulty == 1
