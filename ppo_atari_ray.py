@@ -545,10 +545,9 @@ class Worker:
         is_new = shard not in self.next_obs
         if is_new:
             self.next_obs[shard], _ = envs.reset(seed=seed + shard * args.envs_per_shard)
-        next_obs = self.next_obs[shard]
+        next_obs, episodes = self.next_obs[shard], []
         obs, actions = np.zeros((*size, *next_obs.shape[1:]), np.uint8), torch.zeros(size, dtype=torch.int64)
         logprobs, values, rewards, dones = torch.zeros((4, *size))
-        episodes = []
         for t in range(args.num_steps):
             obs[t] = next_obs
             policy, values[t] = self.agent(torch.from_numpy(next_obs))
@@ -589,7 +588,8 @@ def ray_cluster(args: Args) -> Iterator[Any]:
             options |= {"num_cpus": args.num_workers, "include_dashboard": False, "_temp_dir": folder}
         handler = signal.getsignal(signal.SIGTERM)
         try:
-            ray = importlib.import_module("ray")
+            import ray
+
             if ":" in args.ray_address:  # Ray would wait for minutes where nobody answers
                 socket.create_connection(args.ray_address.rsplit(":", 1), timeout=30).close()
             ray.init(args.ray_address, **options)
