@@ -12,9 +12,9 @@ Paper: Mnih et al. 2016, https://arxiv.org/abs/1602.01783, algorithm S3, its act
 Run:   python a2c_atari.py --env-id PongNoFrameskip-v4
 Shapes: T steps, N envs, B = T * N, M samples, (C, H, W) a stack of C images, A actions.
         Index t is the transition from obs[t]: dones[t] says that step t ended its episode (CleanRL's dones[t + 1]).
-Differs from the paper: one update learns from all actors; a time limit is no end of the task, so the last value of a
-        truncated episode is bootstrapped. `diff ppo_atari.py a2c_atari.py`: A2C is PPO with one pass over the whole
-        batch, where ratios are 1 and nothing is clipped (https://arxiv.org/abs/2205.09123).
+Differs from the paper: the actors step together and one update learns from all of them; a time limit is no end of the
+        task, so the last value of a truncated episode is bootstrapped. `diff ppo_atari.py a2c_atari.py`: A2C is PPO
+        with one pass over the whole batch, where ratios are 1 and nothing is clipped (https://arxiv.org/abs/2205.09123).
 """
 
 import ctypes
@@ -477,19 +477,27 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
     with ExitStack() as cleanup:
         envs = cleanup.enter_context(closing(make_envs(args, args.num_envs)))
         agent = Agent(args, envs).to(device)
-        # TensorFlow's, as in the paper: epsilon in the root, squares from 1 on. Torch's first step is ten rates long.
+        # TensorFlow's RMSprop, with which the published results were made: squares start at 1 and epsilon stands inside
+        # the root. With torch's own, whose squares start at 0, the first step moves each weight by ten rates.
         optimizer = RMSpropTFLike(agent.parameters(), lr=args.learning_rate, alpha=0.99, eps=1e-5)
-        check_memory(4 * args.batch_size * math.prod(envs.single_observation_space.shape), device)
+        check_memory(args.batch_size * math.prod(envs.single_observation_space.shape), device)
         num_iterations = args.total_timesteps // args.batch_size
         before = load_checkpoint(args.resume)["args"] if args.resume is not None else vars(args)
         same_batch = before["num_envs"] * before["num_steps"] == args.batch_size
         require(same_batch, "--num-envs times --num-steps, the batch, must stay what it was in a resumed run")
         total = num_iterations * args.batch_size
         run = cleanup.push(Run(args, "global_step", total, agent=agent, optimizer=optimizer))
-        forward = torch.compile(agent) if args.compile else agent
+        # On a GPU this mode replays CUDA graphs, which spares the launch of each kernel.
+        mode = "reduce-overhead" if device.type == "cuda" else "default"
+        forward = torch.compile(agent, mode=mode) if args.compile else agent
 
-        # Storage of one rollout, on the CPU, since (T, N) is small; what the network gave stays with its gradient.
-        size = (args.num_steps, args.num_envs)
+        # Storage of one rollout: what the network needs is on its device, the rest on the CPU, since (T, N) is small.
+        # Channels come last in memory, as the convolutions want them, so that no minibatch is put in order again.
+        size, (channels, height, width) = (args.num_steps, args.num_envs), envs.single_observation_space.shape
+        images = torch.zeros((*size, height, width, channels), dtype=torch.uint8, device=device)
+        obs = images.permute(0, 1, 4, 2, 3)
+        actions = torch.zeros(size, dtype=torch.int64, device=device)
+        values = torch.zeros(size, device=device)
         rewards, dones = torch.zeros(size), torch.zeros(size)
 
         next_obs, _ = envs.reset(seed=run.env_seed)
@@ -499,13 +507,13 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             optimizer.param_groups[0]["lr"] = args.learning_rate * (remaining if args.anneal_lr else 1)
 
             # Collect T steps from each of the N environments.
-            steps = []
             for t in range(args.num_steps):
                 stop_if_asked()
-                policy, value = forward(torch.from_numpy(next_obs).to(device))
-                action = policy.sample()
-                steps.append((policy.log_prob(action), value, policy.entropy()))
-                next_obs, reward, termination, truncation, infos = envs.step(action.cpu().numpy())
+                obs[t] = torch.from_numpy(next_obs)
+                with torch.no_grad():
+                    policy, values[t] = forward(obs[t])
+                    actions[t] = policy.sample()
+                next_obs, reward, termination, truncation, infos = envs.step(actions[t].cpu().numpy())
                 rewards[t], dones[t] = torch.from_numpy(reward), torch.from_numpy(termination | truncation)
                 cut_off = truncation & ~termination
                 if cut_off.any():
@@ -521,13 +529,17 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
 
             with torch.no_grad():
                 _, next_value = forward(torch.from_numpy(next_obs).to(device))
-            # One step along the gradient of the whole batch, by the very passes that acted: PPO's first ratio is 1 too.
-            logprobs, values, entropies = (torch.stack(x).cpu() for x in zip(*steps, strict=True))
-            old_values = values.detach()
+            old_values = values.cpu()
             advantages = compute_gae(rewards, old_values, next_value.cpu(), dones, args.gamma, args.gae_lambda)
             returns = advantages + old_values
-            pg_loss = -(logprobs * advantages).mean()
-            v_loss, entropy = (values - returns).square().mean(), entropies.mean()
+
+            # (T, N, ...) -> (B, ...), then one step along the gradient of the whole batch.
+            stacked = (obs, actions, advantages, returns)
+            b_obs, b_actions, b_advantages, b_returns = (x.flatten(0, 1).to(device) for x in stacked)
+            policy, new_values = forward(b_obs)
+            pg_loss = -(policy.log_prob(b_actions) * b_advantages).mean()
+            v_loss = (new_values - b_returns).square().mean()
+            entropy = policy.entropy().mean()
             loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
 
             optimizer.zero_grad()

@@ -11,7 +11,7 @@
 Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, with the details that Huang et al. 2022 list for Atari
        (https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/).
 Run:   python ppo_atari.py --env-id PongNoFrameskip-v4
-Shapes: T steps, N envs, B = T * N, M samples, (C, H, W) a stack of C images, A actions.
+Shapes: T steps, N envs, B = T * N, M minibatch, (C, H, W) a stack of C images, A actions.
         Index t is the transition from obs[t]: dones[t] says that step t ended its episode (CleanRL's dones[t + 1]).
 Differs from the paper: the value loss is clipped and advantages are normalised in each minibatch, as in OpenAI's code;
         a time limit is no end of the task, so the last value of a truncated episode is bootstrapped.
@@ -517,8 +517,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
 
         # Storage of one rollout: what the network needs is on its device, the rest on the CPU, since (T, N) is small.
         # Channels come last in memory, as the convolutions want them, so that no minibatch is put in order again.
-        size = (args.num_steps, args.num_envs)
-        channels, height, width = envs.single_observation_space.shape
+        size, (channels, height, width) = (args.num_steps, args.num_envs), envs.single_observation_space.shape
         images = torch.zeros((*size, height, width, channels), dtype=torch.uint8, device=device)
         obs = images.permute(0, 1, 4, 2, 3)
         actions = torch.zeros(size, dtype=torch.int64, device=device)
@@ -537,9 +536,9 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
                 obs[t] = torch.from_numpy(next_obs)
                 with torch.no_grad():
                     policy, values[t] = forward(obs[t])
-                    action = policy.sample()
-                    actions[t], logprobs[t] = action, policy.log_prob(action)
-                next_obs, reward, termination, truncation, infos = envs.step(action.cpu().numpy())
+                    actions[t] = policy.sample()
+                    logprobs[t] = policy.log_prob(actions[t])
+                next_obs, reward, termination, truncation, infos = envs.step(actions[t].cpu().numpy())
                 rewards[t], dones[t] = torch.from_numpy(reward), torch.from_numpy(termination | truncation)
                 cut_off = truncation & ~termination
                 if cut_off.any():

@@ -57,12 +57,12 @@ def test_one_update_is_that_of_stable_baselines3(tmp_path, monkeypatch):
     monkeypatch.setattr(a2c_atari, "Agent", Recorded)
     rollouts, actions = [], []
     spy(monkeypatch, a2c_atari, "compute_gae", lambda *args: rollouts.append(args))
-    spy(monkeypatch, Categorical, "log_prob", lambda _, taken: actions.append(taken))
+    spy(monkeypatch, Categorical, "log_prob", lambda _, taken: actions.append(taken.unflatten(0, (5, 2))))
     flags = {"env_id": "PongNoFrameskip-v4", "num_steps": 5, "total_timesteps": 10, "eval_episodes": 1}
     _, args = small_run("a2c_atari", tmp_path, **flags, gae_lambda=0.9, learning_rate=1.0)
     agent, _ = a2c_atari.train(args)
     ((rewards, values, next_value, dones, *_),) = rollouts
-    obs = torch.stack([x for x in seen if len(x) == 2][:5])
+    (obs,) = [x.unflatten(0, (5, 2)) for x in seen if len(x) == 10]
 
     # As of the zoo, with the same numbers.
     kwargs = {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"alpha": 0.99, "eps": 1e-5}}
@@ -89,7 +89,7 @@ def test_one_update_is_that_of_stable_baselines3(tmp_path, monkeypatch):
     model.policy.load_state_dict({theirs(name): x for name, x in agents[0].items()}, strict=False)
     starts = torch.cat([torch.ones(1, 2), dones[:-1]])
     for t in range(5):
-        transition = (x[t].numpy() for x in (obs, actions, rewards, starts))
+        transition = (x[t].numpy() for x in (obs, actions[0], rewards, starts))
         model.rollout_buffer.add(*transition, values[t], torch.zeros(2))  # the update uses no log-probabilities
     model.rollout_buffer.compute_returns_and_advantage(next_value, dones[-1].numpy())
     model.set_logger(Logger(None, []))
