@@ -406,7 +406,7 @@ def quality(evaluation: dict[str, np.ndarray]) -> list[float]:
 
 
 # ----- Evaluation -----
-EVAL_MAX_STEPS = 27_000  # longest episode where an environment has no limit of its own; ale-py has 108,000 frames
+EVAL_MAX_STEPS = 27_000  # longest episode of an environment without a limit; as long as ale-py's of 108,000 frames
 Evaluation = dict[str, np.ndarray]  # true scores "return", "length" and what else is measured, arrays (E,) of episodes
 
 
@@ -593,7 +593,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
 # The same in all scripts of this kind, as Evaluation is; nothing here is part of the algorithm.
 SCRIPT, FORMAT = Path(__file__).stem, 2  # by which a checkpoint is known
 NOT_RESTORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
-signals: list[int] = []  # that came: the first ends the run at the next `stop_if_asked`, a second one at once
+signals: list[int] = []  # those that came: the first ends the run at the next `stop_if_asked`, a second at once
 
 
 class UsageError(Exception):

@@ -209,6 +209,13 @@ def test_a_deviation_that_depends_on_the_state():
         assert agent.policy(obs).scale.flatten().tolist() == pytest.approx([math.exp(log_std)] * 2)
 
 
+def test_one_deviation_for_all_states_has_the_same_limits():
+    agent = new_agent()
+    for number, log_std in ((100, 2), (0.5, 0.5), (-100, -5)):
+        agent.log_std.data.fill_(number)
+        assert agent.policy(torch.zeros(1, 2)).scale.item() == pytest.approx(math.exp(log_std))
+
+
 @pytest.mark.parametrize("log_std", [-1.5, 0.0, 1.0])
 def test_the_deviation_at_the_start_is_that_of_the_flag(log_std):
     obs = 10 * torch.randn(1000, 2, generator=torch.Generator().manual_seed(1))
