@@ -130,13 +130,12 @@ def test_episodes_are_the_same_from_any_number_of_actors_and_of_the_weights_sent
     try:
         several = []
         for number in (1, 2):
-            actors = [
-                ray_collect.Collector.remote("small_envs:VectorRamp3Term-v0", linear([0.0, 0.0])) for _ in range(number)
-            ]
+            actors = [ray_collect.Collector.remote("small_envs:VectorRamp3Term-v0") for _ in range(number)]
             pool = ray.util.ActorPool(actors)
             several.append(ray_collect.collect(pool, linear([0.0, 0.0]), range(8)))
             for episode in several[-1]:
-                assert (episode["obs"].tolist(), episode["rewards"].tolist()) == ([[0], [1], [2], [3]], [1, 1, 1])
+                assert (episode["obs"].tolist(), episode["next_obs"].tolist()) == ([[0], [1], [2]], [[1], [2], [3]])
+                assert episode["rewards"].tolist() == [1, 1, 1]
             right = ray_collect.collect(pool, linear([0.0, 1000.0]), range(2))
             assert [episode["actions"].tolist() for episode in right] == [[1, 1, 1]] * 2
             for actor in actors:
