@@ -49,7 +49,8 @@ import psutil
 import torch
 import tyro
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import RecordEpisodeStatistics
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -128,70 +129,44 @@ def find_spec(env_id: str) -> EnvSpec:
     module, _, name = env_id.rpartition(":")
     importlib.import_module(module or "gymnasium")
     usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
-    near = ", ".join(difflib.get_close_matches(name, usable, n=5, cutoff=0.3))
+    near = ", ".join(difflib.get_close_matches(name, usable, n=5, cutoff=0.3)) or "none"
     others = "your own needs its module, as in my_module:MyEnv-v0; Atari games are for ppo_atari.py"
-    require(name in gym.registry, f"gymnasium has no {name!r}; the nearest ids: {near or 'none'}; {others}")
+    require(name in gym.registry, f"gymnasium has no {name!r}; the nearest ids: {near}; {others}")
     return gym.registry[name]
 
 
 class WholeEpisodes(gym.Wrapper):
-    """Reports the true score of whole episodes, whatever wrappers above cut or scale; fixes actions' first and type.
+    """Reports whole episodes, which RecordEpisodeStatistics counts below the wrappers that cut and scale.
 
-    `info` has only "return", "length" and `info["measures"]` of an episode that ended, in the info of the reset that
-    follows, since EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it
-    is. A seeded reset seeds the action space too, from which some environments draw.
+    "return", "length" and the last `info["measures"]` stand in the info of the reset that follows, since
+    EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it is.
     """
 
-    def __init__(self, env: gym.Env) -> None:
-        super().__init__(env)
-        self.ended, self.first_action = {}, getattr(env.action_space, "start", 0)
-        self.action_type = env.action_space.dtype.type
-        if self.first_action:
-            self.action_space = gym.spaces.Discrete(int(env.action_space.n))
-
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts an episode, and reports the one before if it ended."""
+        """Starts an episode, and reports the one before if it ended; a seed is the action space's too."""
         if seed is not None:
             self.unwrapped.action_space.seed(seed)
-        info, self.ended, self.score, self.length = self.ended, {}, 0.0, 0
         obs, _ = self.env.reset(seed=seed, options=options)
         if not math.isfinite(np.sum(obs)):
             raise FloatingPointError(f"{self.spec.id} is not finite at a reset: obs {obs}")
-        return obs, info
+        scores, lengths = self.get_wrapper_attr("return_queue"), self.get_wrapper_attr("length_queue")
+        if not scores:
+            return obs, {}
+        return obs, {"whole_episode": (("return", scores.pop()), ("length", lengths.pop()), *self.measures)}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
-        """Takes a step; a number that is not finite raises a FloatingPointError."""
-        obs, reward, terminated, truncated, info = self.env.step(self.action_type(action) + self.first_action)
-        self.score, self.length = self.score + float(reward), self.length + 1
-        if not math.isfinite(self.score + np.add.reduce(obs, axis=None)):  # np.sum, in half its time
-            raise FloatingPointError(f"{self.spec.id} is not finite in step {self.length}: reward {reward}, obs {obs}")
-        if terminated or truncated:
-            measures = [(name, float(value)) for name, value in info.get("measures", {}).items()]
-            self.ended = {"whole_episode": (("return", self.score), ("length", self.length), *measures)}
+        """Takes a step; actions have the space's own type, but a Discrete's count from 0 wherever they start."""
+        own_action = self.action_space.dtype.type(action + getattr(self.action_space, "start", 0))
+        obs, reward, terminated, truncated, info = self.env.step(own_action)
+        if not math.isfinite(reward + np.add.reduce(obs, axis=None)):  # np.sum, in half its time
+            raise FloatingPointError(f"{self.spec.id} is not finite in a step: reward {reward}, obs {obs}")
+        self.measures = info.get("measures", {}).items()
         return obs, reward, terminated, truncated, {}
 
 
 def finished_episodes(infos: dict[str, Any]) -> dict[int, dict[str, float]]:
     """Returns "return", "length" and measures of each whole episode that ended in this step, by its environment."""
     return {i: dict(episode) for i, episode in enumerate(infos.get("whole_episode", [])) if episode is not None}
-
-
-def check_spaces(env: gym.Env, fits: bool) -> None:
-    """Raises a UsageError that says which script does unless this one fits the environment's spaces."""
-    spaces = (env.observation_space, env.action_space)
-    found = " and ".join(f"{type(x).__name__}{x.shape or ''} {x.dtype or ''}".strip() for x in spaces)
-    scripts = "there are ppo_cartpole.py (vectors, Discrete actions), ppo_continuous.py (vectors, Box), ppo_atari.py"
-    scripts += " (uint8 images from 36 x 36 on, Discrete); envs/README.md tells how other spaces become one of these"
-    require(fits, f"it has {found}, not for this script: {scripts}")
-
-
-class AsyncVectorEnv(gym.vector.AsyncVectorEnv):
-    """Ends its processes when it is closed; gymnasium's would wait for ever where one of them died."""
-
-    def close_extras(self, **_: object) -> None:
-        """Called by `close`."""
-        for process in self.processes:
-            process.terminate()
 
 
 def make_env(args: Args, render_mode: str | None = None, training_pid: int | None = None) -> gym.Env:
@@ -206,15 +181,22 @@ def make_env(args: Args, render_mode: str | None = None, training_pid: int | Non
     limit = spec.max_episode_steps if args.max_episode_steps is None else args.max_episode_steps
     # Without any time limit an evaluation might never end.
     env = gym.make(spec, **{"max_episode_steps": limit or EVAL_MAX_STEPS, **keywords})
-    vectors = isinstance(env.observation_space, gym.spaces.Box) and len(env.observation_space.shape) == 1
-    check_spaces(env, fits=vectors and isinstance(env.action_space, gym.spaces.Discrete))
-    return WholeEpisodes(env)
+    space = env.observation_space
+    vectors = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
+    fits = vectors and isinstance(env.action_space, gym.spaces.Discrete)
+    found = " and ".join(f"{type(x).__name__} {x.shape} {x.dtype}" for x in (space, env.action_space))
+    others = "ppo_cartpole.py takes vectors and Discrete actions, ppo_continuous.py vectors and Box, ppo_atari.py"
+    require(fits, f"it has {found}; {others} uint8 images from 36 x 36 on and Discrete; envs/README.md tells more")
+    return WholeEpisodes(RecordEpisodeStatistics(env, stats_key="whole_episode"))
 
 
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> VectorEnv:
     """Returns parallel environments, for training and evaluation alike."""
     make = AsyncVectorEnv if args.vector == "async" else SyncVectorEnv
-    return make([partial(make_env, args, render_mode, os.getpid())] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = make([partial(make_env, args, render_mode, os.getpid())] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    if args.vector == "async":  # gymnasium would wait for ever where one of its processes died
+        envs.close_extras = lambda **_: [process.terminate() for process in envs.processes]
+    return envs
 
 
 # ----- Networks -----
@@ -483,8 +465,6 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             saving = evaluating or last or crossed(args.checkpoint_every, start_step, global_step)
             if saving or crossed(LOG_EVERY, start_step, global_step):
                 means = torch.stack(losses).mean(0).tolist() if losses else []
-                if not np.isfinite(means).all():
-                    raise FloatingPointError(f"a loss is not finite at step {global_step:,}: lower --learning-rate")
                 scalars = dict(zip(("losses/td_loss", "losses/q_values", "losses/grad_norm"), means, strict=False))
                 scalars |= {"charts/epsilon": epsilon, "charts/learning_rate": optimizer.param_groups[0]["lr"]}
                 scalars["charts/SPS"] = (global_step - log_step) / (time.perf_counter() - log_time)
@@ -597,8 +577,11 @@ class Run:
 
     def log(self, scalars: dict[str, float]) -> None:
         """Writes scalars at the global step, and moves the progress bar on."""
+        step = self.counters["global_step"]
         for name, value in scalars.items():
-            self.writer.add_scalar(name, value, self.counters["global_step"])
+            if not math.isfinite(value):
+                raise FloatingPointError(f"{name} is not finite at step {step:,}: lower --learning-rate")
+            self.writer.add_scalar(name, value, step)
         self.writer.flush()
         self.bar.update(self.counters[self.unit] - self.bar.n)
 

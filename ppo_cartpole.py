@@ -46,7 +46,8 @@ import psutil
 import torch
 import tyro
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import RecordEpisodeStatistics
 from torch import Tensor, nn
 from torch.distributions import Categorical
 from torch.utils.tensorboard import SummaryWriter
@@ -125,70 +126,44 @@ def find_spec(env_id: str) -> EnvSpec:
     module, _, name = env_id.rpartition(":")
     importlib.import_module(module or "gymnasium")
     usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
-    near = ", ".join(difflib.get_close_matches(name, usable, n=5, cutoff=0.3))
+    near = ", ".join(difflib.get_close_matches(name, usable, n=5, cutoff=0.3)) or "none"
     others = "your own needs its module, as in my_module:MyEnv-v0; Atari games are for ppo_atari.py"
-    require(name in gym.registry, f"gymnasium has no {name!r}; the nearest ids: {near or 'none'}; {others}")
+    require(name in gym.registry, f"gymnasium has no {name!r}; the nearest ids: {near}; {others}")
     return gym.registry[name]
 
 
 class WholeEpisodes(gym.Wrapper):
-    """Reports the true score of whole episodes, whatever wrappers above cut or scale; fixes actions' first and type.
+    """Reports whole episodes, which RecordEpisodeStatistics counts below the wrappers that cut and scale.
 
-    `info` has only "return", "length" and `info["measures"]` of an episode that ended, in the info of the reset that
-    follows, since EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it
-    is. A seeded reset seeds the action space too, from which some environments draw.
+    "return", "length" and the last `info["measures"]` stand in the info of the reset that follows, since
+    EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it is.
     """
 
-    def __init__(self, env: gym.Env) -> None:
-        super().__init__(env)
-        self.ended, self.first_action = {}, getattr(env.action_space, "start", 0)
-        self.action_type = env.action_space.dtype.type
-        if self.first_action:
-            self.action_space = gym.spaces.Discrete(int(env.action_space.n))
-
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts an episode, and reports the one before if it ended."""
+        """Starts an episode, and reports the one before if it ended; a seed is the action space's too."""
         if seed is not None:
             self.unwrapped.action_space.seed(seed)
-        info, self.ended, self.score, self.length = self.ended, {}, 0.0, 0
         obs, _ = self.env.reset(seed=seed, options=options)
         if not math.isfinite(np.sum(obs)):
             raise FloatingPointError(f"{self.spec.id} is not finite at a reset: obs {obs}")
-        return obs, info
+        scores, lengths = self.get_wrapper_attr("return_queue"), self.get_wrapper_attr("length_queue")
+        if not scores:
+            return obs, {}
+        return obs, {"whole_episode": (("return", scores.pop()), ("length", lengths.pop()), *self.measures)}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
-        """Takes a step; a number that is not finite raises a FloatingPointError."""
-        obs, reward, terminated, truncated, info = self.env.step(self.action_type(action) + self.first_action)
-        self.score, self.length = self.score + float(reward), self.length + 1
-        if not math.isfinite(self.score + np.add.reduce(obs, axis=None)):  # np.sum, in half its time
-            raise FloatingPointError(f"{self.spec.id} is not finite in step {self.length}: reward {reward}, obs {obs}")
-        if terminated or truncated:
-            measures = [(name, float(value)) for name, value in info.get("measures", {}).items()]
-            self.ended = {"whole_episode": (("return", self.score), ("length", self.length), *measures)}
+        """Takes a step; actions have the space's own type, but a Discrete's count from 0 wherever they start."""
+        own_action = self.action_space.dtype.type(action + getattr(self.action_space, "start", 0))
+        obs, reward, terminated, truncated, info = self.env.step(own_action)
+        if not math.isfinite(reward + np.add.reduce(obs, axis=None)):  # np.sum, in half its time
+            raise FloatingPointError(f"{self.spec.id} is not finite in a step: reward {reward}, obs {obs}")
+        self.measures = info.get("measures", {}).items()
         return obs, reward, terminated, truncated, {}
 
 
 def finished_episodes(infos: dict[str, Any]) -> dict[int, dict[str, float]]:
     """Returns "return", "length" and measures of each whole episode that ended in this step, by its environment."""
     return {i: dict(episode) for i, episode in enumerate(infos.get("whole_episode", [])) if episode is not None}
-
-
-def check_spaces(env: gym.Env, fits: bool) -> None:
-    """Raises a UsageError that says which script does unless this one fits the environment's spaces."""
-    spaces = (env.observation_space, env.action_space)
-    found = " and ".join(f"{type(x).__name__}{x.shape or ''} {x.dtype or ''}".strip() for x in spaces)
-    scripts = "there are ppo_cartpole.py (vectors, Discrete actions), ppo_continuous.py (vectors, Box), ppo_atari.py"
-    scripts += " (uint8 images from 36 x 36 on, Discrete); envs/README.md tells how other spaces become one of these"
-    require(fits, f"it has {found}, not for this script: {scripts}")
-
-
-class AsyncVectorEnv(gym.vector.AsyncVectorEnv):
-    """Ends its processes when it is closed; gymnasium's would wait for ever where one of them died."""
-
-    def close_extras(self, **_: object) -> None:
-        """Called by `close`."""
-        for process in self.processes:
-            process.terminate()
 
 
 def make_env(args: Args, render_mode: str | None = None, training_pid: int | None = None) -> gym.Env:
@@ -202,15 +177,22 @@ def make_env(args: Args, render_mode: str | None = None, training_pid: int | Non
     keywords = json.loads(args.env_kwargs) | ({"render_mode": render_mode} if render_mode else {})
     # Without a time limit of its own an evaluation might never end.
     env = gym.make(spec, **{"max_episode_steps": spec.max_episode_steps or EVAL_MAX_STEPS, **keywords})
-    vectors = isinstance(env.observation_space, gym.spaces.Box) and len(env.observation_space.shape) == 1
-    check_spaces(env, fits=vectors and isinstance(env.action_space, gym.spaces.Discrete))
-    return WholeEpisodes(env)
+    space = env.observation_space
+    vectors = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
+    fits = vectors and isinstance(env.action_space, gym.spaces.Discrete)
+    found = " and ".join(f"{type(x).__name__} {x.shape} {x.dtype}" for x in (space, env.action_space))
+    others = "ppo_cartpole.py takes vectors and Discrete actions, ppo_continuous.py vectors and Box, ppo_atari.py"
+    require(fits, f"it has {found}; {others} uint8 images from 36 x 36 on and Discrete; envs/README.md tells more")
+    return WholeEpisodes(RecordEpisodeStatistics(env, stats_key="whole_episode"))
 
 
 def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> VectorEnv:
     """Returns parallel environments, for training and evaluation alike."""
     make = AsyncVectorEnv if args.vector == "async" else SyncVectorEnv
-    return make([partial(make_env, args, render_mode, os.getpid())] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = make([partial(make_env, args, render_mode, os.getpid())] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    if args.vector == "async":  # gymnasium would wait for ever where one of its processes died
+        envs.close_extras = lambda **_: [process.terminate() for process in envs.processes]
+    return envs
 
 
 # ----- Networks -----
@@ -448,11 +430,9 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: PLR0915 (one story, 
 
             means = torch.stack(losses).mean(0).tolist()
             run.counters["global_step"] = global_step = iteration * args.batch_size
-            if not np.isfinite(means).all():
-                raise FloatingPointError(f"a loss is not finite at step {global_step:,}: lower --learning-rate")
             names = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
             scalars = {f"losses/{name}": mean for name, mean in zip(names, means, strict=True)}
-            scalars["losses/explained_variance"] = (1 - (returns - values).var() / returns.var()).item()
+            scalars["losses/explained_variance"] = (1 - (returns - values).var() / (returns.var() + 1e-12)).item()
             scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
             scalars["charts/SPS"] = args.batch_size / (time.perf_counter() - start_time)
             run.log(scalars)
@@ -565,8 +545,11 @@ class Run:
 
     def log(self, scalars: dict[str, float]) -> None:
         """Writes scalars at the global step, and moves the progress bar on."""
+        step = self.counters["global_step"]
         for name, value in scalars.items():
-            self.writer.add_scalar(name, value, self.counters["global_step"])
+            if not math.isfinite(value):
+                raise FloatingPointError(f"{name} is not finite at step {step:,}: lower --learning-rate")
+            self.writer.add_scalar(name, value, step)
         self.writer.flush()
         self.bar.update(self.counters[self.unit] - self.bar.n)
 

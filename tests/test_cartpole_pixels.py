@@ -182,7 +182,7 @@ def test_training_is_that_of_dqn_atari(tmp_path, monkeypatch, end):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--env-id=Pendulum-v1"], "Box.* not for this script"),
+        (["--env-id=Pendulum-v1"], "Box .*; ppo_cartpole.py takes"),
         (["--env-id=small_envs:RightAction-v0"], "cannot be used"),
         (["--crop", "0.5", "0.4", "0", "1"], "leaves nothing"),
         (["--crop", "0", "1.5", "0", "1"], "--crop 1.5 must be between 0 and 1"),

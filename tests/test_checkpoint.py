@@ -536,8 +536,8 @@ def test_a_file_that_cannot_be_written_whole_leaves_the_old_checkpoint(copied, m
 
 
 @pytest.mark.parametrize(("env", "message"), [
-    ("NanLater", "NanLater-v0 is not finite in step"),
-    ("HugeLater", "a loss is not finite at step 128: lower --learning-rate"),
+    ("NanLater", "NanLater-v0 is not finite in a step"),
+    ("HugeLater", "losses/value_loss is not finite at step 128: lower --learning-rate"),
 ])  # fmt: skip
 def test_numbers_that_are_not_finite_end_the_run(tmp_path, monkeypatch, capsys, env, message):
     """What these pay from their 50th step on is in the second iteration, of steps 33 to 64 of each."""

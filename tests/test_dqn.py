@@ -759,7 +759,7 @@ def test_a_finished_run_logs_nothing_and_goes_on_with_its_memory(tmp_path, monke
 def test_a_loss_that_overflows_ends_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, capsys):
     """From the 50th step of each of two environments on, which is step 100."""
     status, text = failed(script, monkeypatch, capsys, *flags_of(tiny(tmp_path, "HugeLater", checkpoint_every=90)))
-    assert (status, text) == (1, "error: a loss is not finite at step 180: lower --learning-rate\n")
+    assert (status, text) == (1, "error: losses/td_loss is not finite at step 180: lower --learning-rate\n")
     assert load(only_run(tmp_path))["counters"]["global_step"] == 90
 
 
@@ -811,9 +811,9 @@ def test_a_number_that_is_none_ends_the_run_and_keeps_the_checkpoint(tmp_path, m
     (["--loss=l1"], "--loss"),
     (["--vector=threads"], "--vector"),
     (["--env-id=CartPole"], "gymnasium has no 'CartPole'; the nearest ids: CartPole-v"),
-    (["--env-id=Pendulum-v1"], "has Box(3,) float32 and Box(1,) float32, not for this script"),
-    (["--env-id=small_envs:Ramp3Term-v0"], "has Box(1, 36, 36) uint8 and Discrete int64, not for this script"),
-    (["--env-id=FrozenLake-v1"], "has Discrete int64 and Discrete int64, not for this script"),
+    (["--env-id=Pendulum-v1"], "has Box (3,) float32 and Box (1,) float32; ppo_cartpole.py takes"),
+    (["--env-id=small_envs:Ramp3Term-v0"], "has Box (1, 36, 36) uint8 and Discrete () int64; ppo_cartpole.py"),
+    (["--env-id=FrozenLake-v1"], "has Discrete () int64 and Discrete () int64; ppo_cartpole.py"),
 ], ids=lambda x: " ".join(x) if isinstance(x, list) else "")  # fmt: skip
 def test_a_wrong_value_is_refused(tmp_path, monkeypatch, capsys, flags, message):
     monkeypatch.chdir(tmp_path)

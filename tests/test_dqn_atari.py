@@ -570,7 +570,7 @@ def test_a_finished_run_logs_nothing_and_goes_on_with_its_memory(tmp_path, monke
 def test_a_loss_that_overflows_ends_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, capsys):
     """From the 50th step of each of two environments on, which is step 100."""
     status, text = failed(dqn_atari, monkeypatch, capsys, *flags_of(tiny(tmp_path, "HugeLater", checkpoint_every=90)))
-    assert (status, text) == (1, "error: a loss is not finite at step 180: lower --learning-rate\n")
+    assert (status, text) == (1, "error: losses/td_loss is not finite at step 180: lower --learning-rate\n")
     assert load(only_run(tmp_path))["counters"]["global_step"] == 90
 
 
@@ -604,7 +604,7 @@ def test_a_loss_that_overflows_ends_the_run_and_keeps_the_checkpoint(tmp_path, m
     (["--total-timesteps=1", "--learning-starts=0"], "--total-timesteps 1 must be between 2 and inf"),
     (["--loss=l1"], "--loss"),
     (["--backend=envpool"], "--backend"),
-    (["--env-id=CartPole-v1"], "--env-id CartPole-v1 cannot be used: it has Box(4,) float32 "),
+    (["--env-id=CartPole-v1"], "--env-id CartPole-v1 cannot be used: it has Box (4,) float32 "),
     (["--env-id=Pong-v4"], "skips frames at random; use PongNoFrameskip-v4 or ALE/Pong-v5"),
 ], ids=lambda x: " ".join(x) if isinstance(x, list) else "")  # fmt: skip
 def test_a_wrong_value_is_refused(tmp_path, monkeypatch, capsys, flags, message):

@@ -143,10 +143,10 @@ def test_ids_with_a_random_frame_skip_are_never_proposed(monkeypatch, capsys):
     ("small_envs.nothing:X-v0", ["No module named 'small_envs.nothing'"]),
     (".small_envs:X-v0", ["relative import"]),
     ("Pong-v4", ["skips frames at random", "use PongNoFrameskip-v4 or ALE/Pong-v5"]),
-    ("CartPole-v1", ["has Box(4,) float32 and Discrete int64", "ppo_cartpole.py (vectors, Discrete actions)"]),
-    ("Pendulum-v1", ["has Box(3,) float32 and Box(1,) float32", "ppo_continuous.py (vectors, Box)"]),
-    ("FrozenLake-v1", ["has Discrete int64 and Discrete int64", "envs/README.md"]),
-    ("small_envs:RampSmall-v0", ["has Box(4, 20, 20) uint8", "uint8 images from 36 x 36 on"]),
+    ("CartPole-v1", ["has Box (4,) float32 and Discrete () int64", "ppo_cartpole.py takes vectors and Discrete"]),
+    ("Pendulum-v1", ["has Box (3,) float32 and Box (1,) float32", "ppo_continuous.py vectors and Box"]),
+    ("FrozenLake-v1", ["has Discrete () int64 and Discrete () int64", "envs/README.md"]),
+    ("small_envs:RampSmall-v0", ["has Box (4, 20, 20) uint8", "uint8 images from 36 x 36 on"]),
     ("Broken-v0", ["cannot be used: first line the argument 'map_name' is missing"]),
 ])  # fmt: skip
 def test_an_environment_that_does_not_fit_is_refused(monkeypatch, capsys, tmp_path, env_id, parts):
@@ -159,7 +159,7 @@ def test_an_environment_that_does_not_fit_is_refused(monkeypatch, capsys, tmp_pa
 
 def test_wrong_spaces_are_refused_in_other_processes_too(monkeypatch, capsys, tmp_path):
     line = refused(monkeypatch, capsys, "--env-id=small_envs:RampSmall-v0", "--vector=async")
-    assert line.startswith("error: --env-id small_envs:RampSmall-v0 cannot be used: it has Box(4, 20, 20) uint8")
+    assert line.startswith("error: --env-id small_envs:RampSmall-v0 cannot be used: it has Box (4, 20, 20) uint8")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -264,7 +264,7 @@ def test_a_loss_that_overflows_ends_the_run_and_keeps_the_checkpoint(tmp_path, m
     status, text = failed(
         script, monkeypatch, capsys, *flags_of(tiny(tmp_path, "VectorHugeLater", checkpoint_every=64))
     )
-    assert (status, text) == (1, "error: a loss is not finite at step 128: lower --learning-rate\n")
+    assert (status, text) == (1, "error: losses/value_loss is not finite at step 128: lower --learning-rate\n")
     assert load(only_run(tmp_path))["counters"]["global_step"] == 64
 
 
@@ -273,10 +273,10 @@ def test_a_loss_that_overflows_ends_the_run_and_keeps_the_checkpoint(tmp_path, m
     [
         (
             ["--env-id=Pendulum-v1"],
-            "Pendulum-v1 cannot be used: it has Box(3,) float32 and Box(1,) float32, not for this script",
+            "Pendulum-v1 cannot be used: it has Box (3,) float32 and Box (1,) float32; ppo_cartpole.py takes",
         ),
-        (["--env-id=small_envs:Ramp3Term-v0"], "Box(1, 36, 36) uint8 and Discrete int64, not for this script"),
-        (["--env-id=FrozenLake-v1"], "it has Discrete int64 and Discrete int64, not for this script"),
+        (["--env-id=small_envs:Ramp3Term-v0"], "Box (1, 36, 36) uint8 and Discrete () int64; ppo_cartpole.py takes"),
+        (["--env-id=FrozenLake-v1"], "it has Discrete () int64 and Discrete () int64; ppo_cartpole.py takes"),
         (["--num-minibatches=3"], "--num-minibatches must divide num_envs * num_steps = 64"),
         (["--num-minibatches=64"], "--num-minibatches must leave more than one sample in each"),
         (["--total-timesteps=63"], "--total-timesteps 63 must be between 64 and inf"),

@@ -286,7 +286,7 @@ def test_what_a_worker_meets_is_told_in_one_line(tmp_path, monkeypatch, capsys):
     args = arguments(tmp_path, env_id="small_envs:NanLater-v0", num_steps=100, total_timesteps=800)
     status, text = failed(script, monkeypatch, capsys, *flags_of(args))
     assert status == 1
-    assert "NanLater-v0 is not finite in step" in text
+    assert "NanLater-v0 is not finite in a step" in text
 
 
 def test_workers_that_lack_a_package_are_told_in_one_line(tmp_path, monkeypatch, capsys):
