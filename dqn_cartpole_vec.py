@@ -400,10 +400,8 @@ LOG_EVERY = 100
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
     """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run.
 
-    Raises:
-        UsageError: the arguments do not fit the environment or the checkpoint.
-        SystemExit: by Ctrl-C, SIGTERM or SIGHUP, after a checkpoint was written.
-        FloatingPointError: a loss is not finite; the last checkpoint stays as it was.
+    Raises UsageError for arguments that do not fit, FloatingPointError for numbers that are not finite, and SystemExit
+    for a signal, after a checkpoint.
     """
     device = prepare(args)
     with ExitStack() as cleanup:
