@@ -156,15 +156,10 @@ class NativeAtariEnv(AtariVectorEnv):
     """
 
     def __init__(self, spec: EnvSpec, num_envs: int, num_threads: int) -> None:
-        super().__init__(
-            **{name: value for name, value in spec.kwargs.items() if name != "frameskip"},
-            num_envs=num_envs,
-            num_threads=min(num_threads, num_envs),
-            autoreset_mode=AutoresetMode.SAME_STEP,
-            frameskip=4,
-            life_loss_info=True,  # episodic_life would restart the whole game at each lost life
-            reward_clipping=False,  # clipped below, since ale-py does not report what it clipped
-        )
+        options = spec.kwargs | {"num_envs": num_envs, "num_threads": min(num_threads, num_envs), "frameskip": 4}
+        # episodic_life would restart the whole game at each lost life, and ale-py does not report the rewards it clips.
+        options |= {"life_loss_info": True, "reward_clipping": False}
+        super().__init__(**options, autoreset_mode=AutoresetMode.SAME_STEP)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         """Starts new games; with a seed, game i gets seed + i."""
