@@ -282,20 +282,14 @@ def epsilon_greedy(q_values: Tensor, epsilon: float) -> Tensor:
     return torch.where(explore.to(q_values.device), random_action.to(q_values.device), q_values.argmax(-1))
 
 
-def td_targets(
-    rewards: Tensor, terminations: Tensor, next_target_q: Tensor, next_q: Tensor | None, gamma: float
-) -> Tensor:
+def td_targets(rewards: Tensor, terminations: Tensor, next_q: Tensor, next_target_q: Tensor, gamma: float) -> Tensor:
     """Returns what Q-learning takes for the values (M,) of the actions (Mnih et al. 2015, algorithm 1).
 
-    Args:
-        rewards: (M,).
-        terminations: (M,) 1 where the transition ended its task: nothing follows. A time limit is no such end.
-        next_target_q: (M, A) of the target network for what the transitions led to.
-        next_q: (M, A) of the network that learns, which then picks the next action (van Hasselt et al. 2016,
-            equation 4); None: the target network picks it too.
-        gamma: discount.
+    The best next action by next_q (M, A) counts with its value in next_target_q (M, A). Both are the target network's;
+    in Double DQN (van Hasselt et al. 2016, equation 4) next_q is the learning network's. Nothing follows where
+    terminations (M,) are 1; a time limit is no such end.
     """
-    picked = (next_target_q if next_q is None else next_q).argmax(-1, keepdim=True)
+    picked = next_q.argmax(-1, keepdim=True)
     return rewards + gamma * (1 - terminations) * next_target_q.gather(-1, picked).squeeze(-1)
 
 
@@ -304,8 +298,9 @@ def q_learning_loss(
 ) -> tuple[Tensor, Tensor]:
     """Returns the loss of a batch, and the mean value of its actions."""
     with torch.no_grad():
-        next_q = q_network(batch.next_obs) if double else None
-        targets = td_targets(batch.rewards, batch.terminations, target_network(batch.next_obs), next_q, gamma)
+        next_target_q = target_network(batch.next_obs)
+        next_q = q_network(batch.next_obs) if double else next_target_q
+        targets = td_targets(batch.rewards, batch.terminations, next_q, next_target_q, gamma)
     q_values = q_network(batch.obs).gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
     # smooth_l1_loss is half the square up to 1 and the absolute error less a half beyond.
     error = nn.functional.mse_loss if loss == "mse" else nn.functional.smooth_l1_loss

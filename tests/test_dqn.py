@@ -117,7 +117,7 @@ NEXT_Q = [[0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [5.0, 1.0]]
     ("next_q", "targets"),
     [
         # The largest of the target network: 1 + 0.99 * 10 = 10.9; nothing after a termination; 0 + 9.9; 2 - 1.98.
-        (None, [10.9, 1.0, 9.9, 0.02]),
+        (NEXT_TARGET_Q, [10.9, 1.0, 9.9, 0.02]),
         # Action 1, 1, 1, 0 is picked by the other network: 1 + 2.97; a termination; 0 + 9.9; 2 - 3.96.
         (NEXT_Q, [3.97, 1.0, 9.9, -1.96]),
     ],
@@ -125,8 +125,7 @@ NEXT_Q = [[0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [5.0, 1.0]]
 )
 def test_targets(next_q, targets):
     rewards, terminations = torch.tensor([1.0, 1.0, 0.0, 2.0]), torch.tensor([0.0, 1.0, 0.0, 0.0])
-    next_q = next_q if next_q is None else torch.tensor(next_q)
-    got = script.td_targets(rewards, terminations, torch.tensor(NEXT_TARGET_Q), next_q, 0.99)
+    got = script.td_targets(rewards, terminations, torch.tensor(next_q), torch.tensor(NEXT_TARGET_Q), 0.99)
     torch.testing.assert_close(got, torch.tensor(targets))
 
 
@@ -518,7 +517,7 @@ def test_the_target_of_a_last_step_is_10_9_where_time_ran_out_and_1_where_the_ta
     script.train(tiny(tmp_path, f"Ramp3{end}", script=script, **changes))
     batch = memories[0].sample(500, CPU)
     tens = torch.full((500, 2), 10.0)
-    targets = script.td_targets(batch.rewards, batch.terminations, tens, None, 0.99)
+    targets = script.td_targets(batch.rewards, batch.terminations, tens, tens, 0.99)
     found = {(int(a), int(b), round(c, 4)) for a, b, c in zip(batch.obs, batch.next_obs, targets.tolist(), strict=True)}
     assert found == {(0, 1, 10.9), (1, 2, 10.9), (2, 3, last_value)}
 
