@@ -266,11 +266,6 @@ class ReplayBuffer:
 
 
 # ----- Math -----
-def linear_schedule(start: float, end: float, duration: float, t: float) -> float:
-    """Returns what falls or rises linearly from `start` at t = 0 to `end` at t = duration, and stays there."""
-    return end if t >= duration else start + (end - start) * t / duration
-
-
 def epsilon_greedy(q_values: Tensor, epsilon: float) -> Tensor:
     """Returns an action (N,) for each row of values (N, A): the best, with probability epsilon a random one.
 
@@ -424,7 +419,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
 
             # Act, and remember what it led to: the final observation where an episode ended.
             duration = args.exploration_fraction * args.total_timesteps
-            epsilon = linear_schedule(args.start_e, args.end_e, duration, start_step)
+            epsilon = np.interp(start_step, (0, duration), (args.start_e, args.end_e))
             with torch.no_grad():
                 action = epsilon_greedy(agent(torch.from_numpy(obs).to(device)), epsilon).cpu().numpy()
             next_obs, reward, termination, truncation, infos = envs.step(action)

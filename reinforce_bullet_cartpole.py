@@ -218,11 +218,6 @@ class Agent(nn.Module):
 
 
 # ----- Math -----
-def linear_schedule(start: float, end: float, duration: float, t: float) -> float:
-    """Returns what falls or rises linearly from `start` at t = 0 to `end` at t = duration, and stays there."""
-    return end if t >= duration else start + (end - start) * t / duration
-
-
 def discounted_returns(rewards: list[float], gamma: float) -> Tensor:
     """Returns (T,) the discounted sum of the rewards of an episode from each step on."""
     returns, tail = [], 0.0
@@ -358,9 +353,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         env_seed: int | None = run.env_seed
         while run.counters["episodes"] < args.total_episodes:
             start_time, start_step = time.perf_counter(), run.counters["global_step"]
-            optimizer.param_groups[0]["lr"] = linear_schedule(
-                args.learning_rate, args.learning_rate_final, args.total_episodes, run.counters["episodes"]
-            )
+            change = (args.learning_rate_final - args.learning_rate) * run.counters["episodes"] / args.total_episodes
+            optimizer.param_groups[0]["lr"] = args.learning_rate + change
             to_play = min(args.episodes_per_update, args.total_episodes - run.counters["episodes"])
 
             # Play whole episodes of one policy. Each environment starts its next one while some are left to start, and

@@ -212,21 +212,25 @@ def test_a_target_network_follows_by_a_share_or_becomes_a_copy():
 
 # ----- Exploration -----
 @pytest.mark.parametrize(
-    ("start", "end", "duration", "t", "value"),
+    ("start", "end", "fraction", "epsilons"),
     [
-        (1.0, 0.05, 250_000, 0, 1.0),
-        (1.0, 0.05, 250_000, 125_000, 0.525),
-        (1.0, 0.05, 250_000, 250_000, 0.05),
-        (1.0, 0.05, 250_000, 499_999, 0.05),
-        (1.0, 0.05, 0, 0, 0.05),
-        (1.0, 0.05, 0.0, 7, 0.05),
-        # Upwards, and of a length that is no whole number.
-        (0.0, 1.0, 2.5, 1, 0.4),
-        (0.0, 1.0, 2.5, 3, 1.0),
+        (1.0, 0.05, 0.5, [1.0, 0.81, 0.62, 0.43, 0.24, 0.05, 0.05, 0.05, 0.05, 0.05]),
+        (1.0, 0.05, 0.0, [0.05] * 10),
+        # Upwards, and over a time that is no whole number of turns.
+        (0.0, 1.0, 0.25, [0.0, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
     ],
 )
-def test_a_schedule_goes_straight_from_start_to_end_and_stays(start, end, duration, t, value):
-    assert script.linear_schedule(start, end, duration, t) == pytest.approx(value)
+@both
+def test_epsilon_goes_straight_from_start_to_end_and_stays(
+    script, tmp_path, monkeypatch, start, end, fraction, epsilons
+):
+    """10 turns of 2 steps, of which each takes the epsilon of the step that it starts from."""
+    used = []
+    spy(monkeypatch, script, "epsilon_greedy", lambda _, epsilon: used.append(epsilon))
+    changes = {"start_e": start, "end_e": end, "exploration_fraction": fraction, "learning_starts": 0}
+    script.train(tiny(tmp_path, script=script, total_timesteps=20, **changes))
+    # Greedy evaluations follow.
+    assert used[:10] == pytest.approx(epsilons)
 
 
 def test_each_environment_explores_for_itself():
