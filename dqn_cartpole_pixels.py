@@ -529,10 +529,6 @@ def evaluate_checkpoint(args: Args) -> None:
 
 
 # ----- Training -----
-LOG_EVERY = 100
-"""environment steps between points of the scalars"""
-
-
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
     """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run.
 
@@ -607,7 +603,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             last = global_step > total - args.num_envs
             evaluating = args.eval_every and (last or crossed(args.eval_every, run.counters["evaluated"], global_step))
             saving = evaluating or last or crossed(args.checkpoint_every, start_step, global_step)
-            if saving or crossed(LOG_EVERY, start_step, global_step):
+            if saving or crossed(100, start_step, global_step):  # a point of each scalar every 100 steps
                 means = torch.stack(losses).mean(0).tolist() if losses else []
                 scalars = dict(zip(("losses/td_loss", "losses/q_values", "losses/grad_norm"), means, strict=False))
                 scalars |= {"charts/epsilon": epsilon, "charts/learning_rate": optimizer.param_groups[0]["lr"]}
