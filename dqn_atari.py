@@ -346,13 +346,10 @@ class ReplayBuffer:
             "actions": torch.empty(size, dtype=torch.int64),
             "rewards": torch.empty(size),
             "terminations": torch.empty(size),
-            # Steps since the start of its sequence, counted up to S - 1: how many earlier frames its stack shows.
-            "ages": torch.empty(size, dtype=torch.uint8),
-            # Whether it is a transition whose frames are all there.
-            "whole": torch.zeros(size, dtype=torch.bool),
+            # How many earlier frames its stack shows, up to S - 1; S: it is no transition, or some of them are gone.
+            "earlier": torch.full(size, stack, dtype=torch.uint8),
         }
-        # Of each environment: the row of what its last transition led to, and the age of that transition.
-        self.position, self.age = torch.full((num_envs,), -1), torch.zeros(num_envs, dtype=torch.uint8)
+        self.position = torch.full((num_envs,), -1)  # of each environment, the row of what its last transition led to
         self.added, self.filled, self.last_next_obs = 0, 0, None
 
     def add(self, obs: np.ndarray, next_obs: np.ndarray, *numbers: np.ndarray) -> None:
@@ -362,35 +359,35 @@ class ReplayBuffer:
         """
         # At the start last_next_obs is None, which equals nothing.
         goes_on = torch.from_numpy((obs == self.last_next_obs).reshape(self.num_envs, -1).all(-1))
-        self.age = torch.where(goes_on, (self.age + 1).clamp(max=self.stack - 1), 0)
         # What the last transition of a sequence led to keeps its row.
         envs, row = torch.arange(self.num_envs), (self.position + ~goes_on) % self.rows
+        earlier = torch.where(goes_on, (self.columns["earlier"][row - 1, envs] + 1).clamp(max=self.stack - 1), 0)
         self.last_next_obs, self.position = next_obs, (row + 1) % self.rows
         for at, images in ((row, obs), (self.position, next_obs)):
             newest = torch.from_numpy(images).view(self.num_envs, self.stack, -1)[:, -1]
             self.columns["frames"][at, envs] = newest.to(self.columns["frames"].device)
-        for column, value in zip(list(self.columns.values())[1:], (*numbers, self.age, True), strict=True):
+        for column, value in zip(list(self.columns.values())[1:], (*numbers, earlier), strict=True):
             column[row, envs] = torch.as_tensor(value).to(column.dtype)
         # The frame that was in the next row is gone, and with it every stack that showed it.
-        for ahead in range(self.stack):
-            self.columns["whole"][(self.position + ahead) % self.rows, envs] = False
+        gone = (self.position + torch.arange(self.stack).unsqueeze(-1)) % self.rows
+        self.columns["earlier"][gone, envs] = self.stack
         self.filled = max(self.filled, 1 + int(torch.maximum(row, self.position).max()))
         self.added += self.num_envs
 
     def sample(self, batch_size: int, device: torch.device) -> Batch:
         """Returns a batch of transitions, each drawn uniformly and with replacement."""
-        whole = self.columns["whole"].flatten()
+        earlier = self.columns["earlier"].flatten()
         picked = torch.empty(0, dtype=torch.int64)
         while len(picked) < batch_size:
             drawn = torch.randint(self.filled * self.num_envs, (2 * batch_size,))
-            picked = torch.cat([picked, drawn[whole[drawn]]])[:batch_size]
+            picked = torch.cat([picked, drawn[earlier[drawn] < self.stack]])[:batch_size]
         row, env = picked // self.num_envs, picked % self.num_envs
         # (M, S + 1) frames: those of the stack, the oldest first, and the one that followed.
         back = torch.arange(self.stack - 1, -2, -1)
         wanted = (row.unsqueeze(-1) - back) % self.rows * self.num_envs + env.unsqueeze(-1)
         frames = self.columns["frames"].flatten(0, 1)
         images = frames.index_select(0, wanted.flatten().to(frames.device)).view(batch_size, self.stack + 1, -1)
-        before_start = back > self.columns["ages"].flatten()[picked].unsqueeze(-1)
+        before_start = back > earlier[picked].unsqueeze(-1)
         if before_start.any():  # rarely, and writing to none of them takes longer than all the rest
             images[before_start.to(images.device)] = 0
         images = images.to(device)
@@ -409,7 +406,7 @@ class ReplayBuffer:
         """Takes what `state_dict` returned; what is added next starts new sequences."""
         fits = state["size"] == [self.rows, self.num_envs, self.stack, *self.obs_shape]
         require(fits, "the replay memory has other sizes; --no-save-replay starts a new one")
-        self.added, self.position, self.filled = state["added"], state["position"], len(state["columns"]["whole"])
+        self.added, self.position, self.filled = state["added"], state["position"], len(state["columns"]["actions"])
         for name, column in self.columns.items():
             column[: self.filled] = state["columns"][name]
 
@@ -547,9 +544,9 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             obs_shape = env.observation_space.shape
             # An environment's own images are no stack of frames that is made here.
             stack = 4 if isinstance(env.env, gym.wrappers.FrameStackObservation) else 1
-        # A row is one frame, and 18 bytes of numbers.
+        # A row is one frame, and 17 bytes of numbers.
         replay_device = device if args.replay_on_device else torch.device("cpu")
-        check_memory(args.buffer_size * (math.prod(obs_shape) // stack + 18), replay_device)
+        check_memory(args.buffer_size * (math.prod(obs_shape) // stack + 17), replay_device)
         replay = ReplayBuffer(args.buffer_size, args.num_envs, obs_shape, stack, replay_device)
 
         envs = cleanup.enter_context(closing(make_envs(args, args.num_envs)))

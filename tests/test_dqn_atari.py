@@ -616,8 +616,8 @@ def test_a_wrong_value_is_refused(tmp_path, monkeypatch, capsys, flags, message)
 
 
 def test_a_memory_larger_than_the_free_memory_is_refused(tmp_path, monkeypatch, capsys):
-    """2^20 rows: an image of 36 x 36 and 18 bytes more are 1,314 MiB."""
-    need = 1314 * 2**20
+    """2^20 rows: an image of 36 x 36 and 17 bytes more are 1,313 MiB."""
+    need = 1313 * 2**20
     flags = flags_of(tiny(tmp_path, buffer_size=2**20, total_timesteps=4, learning_starts=0))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=need - 1))
     # Before anything else of a run is made.
