@@ -381,10 +381,9 @@ class ReplayBuffer:
         while len(picked) < batch_size:
             drawn = torch.randint(self.filled * self.num_envs, (2 * batch_size,))
             picked = torch.cat([picked, drawn[earlier[drawn] < self.stack]])[:batch_size]
-        row, env = picked // self.num_envs, picked % self.num_envs
         # (M, S + 1) frames: those of the stack, the oldest first, and the one that followed.
         back = torch.arange(self.stack - 1, -2, -1)
-        wanted = (row.unsqueeze(-1) - back) % self.rows * self.num_envs + env.unsqueeze(-1)
+        wanted = (picked.unsqueeze(-1) - back * self.num_envs) % (self.rows * self.num_envs)
         frames = self.columns["frames"].flatten(0, 1)
         images = frames.index_select(0, wanted.flatten().to(frames.device)).view(batch_size, self.stack + 1, -1)
         before_start = back > earlier[picked].unsqueeze(-1)
