@@ -350,7 +350,7 @@ class ReplayBuffer:
             "earlier": torch.full(size, stack, dtype=torch.uint8),
         }
         self.position = torch.full((num_envs,), -1)  # of each environment, the row of what its last transition led to
-        self.added, self.filled, self.last_next_obs = 0, 0, None
+        self.dims, self.added, self.filled, self.last_next_obs = [*size, stack, *obs_shape], 0, 0, None
 
     def add(self, obs: np.ndarray, next_obs: np.ndarray, *numbers: np.ndarray) -> None:
         """Stores a transition of each environment: the fields of a Batch, arrays (N, ...).
@@ -398,13 +398,11 @@ class ReplayBuffer:
         """Returns what a checkpoint stores: of each column the rows that are filled."""
         # By way of numpy, since of a slice torch.save writes the whole tensor, and a copy would take memory once more.
         columns = {name: torch.from_numpy(x[: self.filled].cpu().numpy()) for name, x in self.columns.items()}
-        size = [self.rows, self.num_envs, self.stack, *self.obs_shape]
-        return {"size": size, "added": self.added, "position": self.position, "columns": columns}
+        return {"dims": self.dims, "added": self.added, "position": self.position, "columns": columns}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what `state_dict` returned; what is added next starts new sequences."""
-        fits = state["size"] == [self.rows, self.num_envs, self.stack, *self.obs_shape]
-        require(fits, "the replay memory has other sizes; --no-save-replay starts a new one")
+        require(state.get("dims") == self.dims, "the replay memory has other sizes; --no-save-replay starts a new one")
         self.added, self.position, self.filled = state["added"], state["position"], len(state["columns"]["actions"])
         for name, column in self.columns.items():
             column[: self.filled] = state["columns"][name]

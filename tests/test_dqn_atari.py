@@ -445,7 +445,7 @@ def test_the_same_seed_gives_the_same_run_whatever_is_evaluated_and_saved(tmp_pa
 def contents(state):
     """Returns a memory's state in parts that compare; of rows between, which nothing was written to, the bytes."""
     columns = {name: column.numpy().tobytes() for name, column in state["columns"].items()}
-    return state["size"], state["added"], state["position"].tolist(), columns
+    return state["dims"], state["added"], state["position"].tolist(), columns
 
 
 @pytest.mark.parametrize("memory", [True, False], ids=["memory", "no memory"])
