@@ -531,14 +531,11 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
     with ExitStack() as cleanup:
-        with make_env(args) as env:
-            obs_shape = env.observation_space.shape
+        envs = cleanup.enter_context(closing(make_envs(args, args.num_envs)))
         # A row is one frame, and 17 bytes of numbers.
-        memory = torch.device("cpu")
+        memory, obs_shape = torch.device("cpu"), envs.single_observation_space.shape
         check_memory(args.buffer_size * (math.prod(obs_shape) // args.stack + 17), memory)
         replay = ReplayBuffer(args.buffer_size, args.num_envs, obs_shape, args.stack, memory)
-
-        envs = cleanup.enter_context(closing(make_envs(args, args.num_envs)))
         agent = Agent(args, envs).to(device)
         target_network = deepcopy(agent)
         optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
