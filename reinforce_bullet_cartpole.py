@@ -248,13 +248,8 @@ def normalised(x: Tensor) -> Tensor:
 def reinforce_loss(logprobs: Tensor, weights: Tensor, num_episodes: int) -> Tensor:
     """Returns what has the policy gradient as its negative gradient (Williams 1992, theorem 2).
 
-    The sum over the steps of an episode, and the mean over episodes: a mean over steps would count a step of a long
-    episode less.
-
-    Args:
-        logprobs: (T,) of the actions of all episodes.
-        weights: (T,) returns less a baseline; no gradient flows into them.
-        num_episodes: E.
+    Logprobs (T,) of all episodes' actions are weighed by (T,) returns less a baseline, into which no gradient flows.
+    Summed over the steps, and a mean over episodes: a mean over steps would count a step of a long episode less.
     """
     assert logprobs.shape == weights.shape, f"want (T,) twice, got {tuple(logprobs.shape)}, {tuple(weights.shape)}"
     return -(logprobs * weights.detach()).sum() / num_episodes
