@@ -409,11 +409,7 @@ def evaluate_checkpoint(args: Args) -> None:
 
 # ----- Training -----
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
-    """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run.
-
-    Raises UsageError for arguments that do not fit, FloatingPointError for numbers that are not finite, and SystemExit
-    for a signal, after a checkpoint.
-    """
+    """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run."""
     device = prepare(args)
     bfloat16 = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     if bfloat16 and not args.amp:

@@ -345,11 +345,7 @@ def evaluate_checkpoint(args: Args) -> None:
 
 # ----- Training -----
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: PLR0915 (one story, read from top to bottom)
-    """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run.
-
-    Raises UsageError for arguments that do not fit, FloatingPointError for numbers that are not finite, and SystemExit
-    for a signal, after a checkpoint.
-    """
+    """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run."""
     device = prepare(args)
     with ExitStack() as cleanup:
         envs = cleanup.enter_context(closing(make_envs(args, args.num_envs)))

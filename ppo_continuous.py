@@ -459,11 +459,7 @@ LOSS_NAMES = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_k
 
 
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
-    """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run.
-
-    Raises UsageError for arguments that do not fit, FloatingPointError for numbers that are not finite, and SystemExit
-    for a signal, after a checkpoint.
-    """
+    """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run."""
     device = prepare(args)
     with ExitStack() as cleanup:
         envs = cleanup.enter_context(closing(make_envs(args, args.num_envs)))
