@@ -610,10 +610,9 @@ def plot_returns(folder: Path) -> None:
     steps, returns = [point.step for point in points], [point.value for point in points]
     averages = [np.mean(returns[max(0, end - 100) : end]) for end in range(1, len(returns) + 1)]
     axes = Figure(figsize=(7, 4), layout="constrained").subplots()
-    axes.plot(steps, returns, ".", color="0.7", markersize=3, label="episode")
-    axes.plot(steps, averages, color="black", label="mean of the last 100")
+    axes.plot(steps, returns, ".", steps, averages, "k-", markersize=3)
+    axes.legend(["episode", "mean of the last 100"])
     axes.set(title=folder.name, xlabel="environment steps", ylabel="return")
-    axes.legend()
     axes.figure.savefig(folder / "returns.png", dpi=150)
     print(f"plot: {folder / 'returns.png'}")
 
@@ -658,9 +657,9 @@ def check_limits(args: Args, limits: dict[str, tuple[float, float]]) -> None:
 def check_memory(num_bytes: int, device: torch.device) -> None:
     """Says what the storage takes, and raises a UsageError if the device has less free memory."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    print(f"storage: {num_bytes / 2**20:,.1f} MiB", flush=True)
-    sizes = f"storage takes {num_bytes / 2**30:,.2f} GiB, {free / 2**30:,.2f} are free on {device}"
-    require(num_bytes <= free, f"{sizes}: lower --num-envs, --num-steps or --buffer-size")
+    sizes = f"storage: {num_bytes / 2**20:,.1f} MiB; free on {device}: {free / 2**20:,.1f} MiB"
+    print(sizes, flush=True)
+    require(num_bytes <= free, f"{sizes}; lower --num-envs, --num-steps or --buffer-size")
 
 
 def seed_everything(seed: int) -> None:

@@ -327,13 +327,8 @@ def compute_gae(
 ) -> Tensor:
     """Returns the advantages (T, N) of generalised advantage estimation (Schulman et al. 2016, equation 16).
 
-    Args:
-        rewards: (T, N) of the transitions from obs[t], plus gamma * V(final obs) where a time limit cut an episode off.
-        values: (T, N) V(obs[t]).
-        next_value: (N,) V of what the last transition led to.
-        dones: (T, N) 1 where the transition ended its episode: bootstrapping and the sum stop.
-        gamma: discount.
-        gae_lambda: decay of the sum.
+    Where a time limit cut an episode off, rewards (T, N) hold gamma * V(final obs) too; values (T, N) are V(obs[t]),
+    next_value (N,) is that after the last step; dones (T, N) are 1 where a step ended its episode, and the sum with it.
     """
     next_values = torch.cat([values[1:], next_value.unsqueeze(0)])
     deltas = rewards + gamma * next_values * (1 - dones) - values
@@ -349,10 +344,7 @@ def policy_loss(ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
 
 
 def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: float | None) -> Tensor:
-    """Returns half the mean squared error of (M,) values; with clip_coef, of each one the larger of two errors.
-
-    The second is that of the value kept within clip_coef of the old one, `values`.
-    """
+    """Returns half the mean squared error of (M,) values, or of those kept near the old `values` where it is larger."""
     squared_error = (new_values - returns).square()
     if clip_coef is not None:
         clipped = values + (new_values - values).clamp(-clip_coef, clip_coef)
@@ -437,8 +429,7 @@ def evaluate_checkpoint(args: Args) -> None:
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
     """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run."""
     device = prepare(args)
-    bfloat16 = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    if bfloat16 and not args.amp:
+    if not args.amp and (device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()):
         print("hint: --amp is faster here", flush=True)
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         # Freed memory stays here, since each minibatch asks for as much: page faults took a fifth of the speed.
@@ -704,10 +695,9 @@ def plot_returns(folder: Path) -> None:
     steps, returns = [point.step for point in points], [point.value for point in points]
     averages = [np.mean(returns[max(0, end - 100) : end]) for end in range(1, len(returns) + 1)]
     axes = Figure(figsize=(7, 4), layout="constrained").subplots()
-    axes.plot(steps, returns, ".", color="0.7", markersize=3, label="episode")
-    axes.plot(steps, averages, color="black", label="mean of the last 100")
+    axes.plot(steps, returns, ".", steps, averages, "k-", markersize=3)
+    axes.legend(["episode", "mean of the last 100"])
     axes.set(title=folder.name, xlabel="environment steps", ylabel="return")
-    axes.legend()
     axes.figure.savefig(folder / "returns.png", dpi=150)
     print(f"plot: {folder / 'returns.png'}")
 
@@ -752,9 +742,9 @@ def check_limits(args: Args, limits: dict[str, tuple[float, float]]) -> None:
 def check_memory(num_bytes: int, device: torch.device) -> None:
     """Says what the storage takes, and raises a UsageError if the device has less free memory."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    print(f"storage: {num_bytes / 2**20:,.1f} MiB", flush=True)
-    sizes = f"storage takes {num_bytes / 2**30:,.2f} GiB, {free / 2**30:,.2f} are free on {device}"
-    require(num_bytes <= free, f"{sizes}: lower --num-envs, --num-steps or --buffer-size")
+    sizes = f"storage: {num_bytes / 2**20:,.1f} MiB; free on {device}: {free / 2**20:,.1f} MiB"
+    print(sizes, flush=True)
+    require(num_bytes <= free, f"{sizes}; lower --num-envs, --num-steps or --buffer-size")
 
 
 def seed_everything(seed: int) -> None:

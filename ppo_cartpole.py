@@ -237,13 +237,8 @@ def compute_gae(
 ) -> Tensor:
     """Returns the advantages (T, N) of generalised advantage estimation (Schulman et al. 2016, equation 16).
 
-    Args:
-        rewards: (T, N) of the transitions from obs[t], plus gamma * V(final obs) where a time limit cut an episode off.
-        values: (T, N) V(obs[t]).
-        next_value: (N,) V of what the last transition led to.
-        dones: (T, N) 1 where the transition ended its episode: bootstrapping and the sum stop.
-        gamma: discount.
-        gae_lambda: decay of the sum.
+    Where a time limit cut an episode off, rewards (T, N) hold gamma * V(final obs) too; values (T, N) are V(obs[t]),
+    next_value (N,) is that after the last step; dones (T, N) are 1 where a step ended its episode, and the sum with it.
     """
     next_values = torch.cat([values[1:], next_value.unsqueeze(0)])
     deltas = rewards + gamma * next_values * (1 - dones) - values
@@ -256,18 +251,6 @@ def compute_gae(
 def policy_loss(ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
     """Returns the negated clipped objective, the paper's equation 7, as a mean over (M,) samples."""
     return torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)).mean()
-
-
-def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: float | None) -> Tensor:
-    """Returns half the mean squared error of (M,) values; with clip_coef, of each one the larger of two errors.
-
-    The second is that of the value kept within clip_coef of the old one, `values`.
-    """
-    squared_error = (new_values - returns).square()
-    if clip_coef is not None:
-        clipped = values + (new_values - values).clamp(-clip_coef, clip_coef)
-        squared_error = torch.max(squared_error, (clipped - returns).square())
-    return 0.5 * squared_error.mean()
 
 
 def quality(evaluation: dict[str, np.ndarray]) -> list[float]:
@@ -398,17 +381,17 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: PLR0915 (one story, 
             returns = advantages + values
 
             # (T, N, ...) -> (B, ...), then several passes in random minibatches.
-            batch = [x.flatten(0, 1).to(device) for x in (obs, actions, logprobs, values, advantages, returns)]
+            batch = [x.flatten(0, 1).to(device) for x in (obs, actions, logprobs, advantages, returns)]
             passes = (torch.randperm(args.batch_size, device=device) for _ in range(args.update_epochs))
             losses = []
             for mb_inds in (x for order in passes for x in order.chunk(args.num_minibatches)):
-                mb_obs, mb_actions, mb_logprobs, mb_values, mb_advantages, mb_returns = (x[mb_inds] for x in batch)
+                mb_obs, mb_actions, mb_logprobs, mb_advantages, mb_returns = (x[mb_inds] for x in batch)
                 policy, new_values = agent.policy(mb_obs), agent.value(mb_obs)
                 logratio = policy.log_prob(mb_actions) - mb_logprobs
                 ratio = logratio.exp()
                 mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
                 pg_loss = policy_loss(ratio, mb_advantages, args.clip_coef)
-                v_loss = value_loss(new_values, mb_values, mb_returns, clip_coef=None)  # clip_coef here clips it too
+                v_loss = 0.5 * (new_values - mb_returns).square().mean()
                 entropy = policy.entropy().mean()
                 loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
 
@@ -592,10 +575,9 @@ def plot_returns(folder: Path) -> None:
     steps, returns = [point.step for point in points], [point.value for point in points]
     averages = [np.mean(returns[max(0, end - 100) : end]) for end in range(1, len(returns) + 1)]
     axes = Figure(figsize=(7, 4), layout="constrained").subplots()
-    axes.plot(steps, returns, ".", color="0.7", markersize=3, label="episode")
-    axes.plot(steps, averages, color="black", label="mean of the last 100")
+    axes.plot(steps, returns, ".", steps, averages, "k-", markersize=3)
+    axes.legend(["episode", "mean of the last 100"])
     axes.set(title=folder.name, xlabel="environment steps", ylabel="return")
-    axes.legend()
     axes.figure.savefig(folder / "returns.png", dpi=150)
     print(f"plot: {folder / 'returns.png'}")
 
@@ -640,9 +622,9 @@ def check_limits(args: Args, limits: dict[str, tuple[float, float]]) -> None:
 def check_memory(num_bytes: int, device: torch.device) -> None:
     """Says what the storage takes, and raises a UsageError if the device has less free memory."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    print(f"storage: {num_bytes / 2**20:,.1f} MiB", flush=True)
-    sizes = f"storage takes {num_bytes / 2**30:,.2f} GiB, {free / 2**30:,.2f} are free on {device}"
-    require(num_bytes <= free, f"{sizes}: lower --num-envs, --num-steps or --buffer-size")
+    sizes = f"storage: {num_bytes / 2**20:,.1f} MiB; free on {device}: {free / 2**20:,.1f} MiB"
+    print(sizes, flush=True)
+    require(num_bytes <= free, f"{sizes}; lower --num-envs, --num-steps or --buffer-size")
 
 
 def seed_everything(seed: int) -> None:

@@ -250,24 +250,18 @@ class RunningMeanStd(nn.Module):
         count, total = len(samples), self.count + len(samples)
         delta = mean - self.mean
         squares = self.var * self.count + var * count + delta.square() * self.count * count / total
-        self.mean += delta * count / total
-        self.var.copy_(squares / total)
-        self.count.copy_(total)
+        self.mean, self.var, self.count = self.mean + delta * count / total, squares / total, total
 
 
-class RewardScaler(nn.Module):
-    """Divides rewards by the running deviation of the discounted return.
+class RewardScaler(RunningMeanStd):
+    """Divides rewards by the running deviation of the discounted return, as OpenAI's baselines do.
 
-    The rule of OpenAI's baselines: the return of an environment is gamma times the one before plus the reward, and
-    starts again from 0 after the last step of an episode, however that ended.
+    An environment's return is gamma times the one before plus the reward, and 0 after the last step of an episode.
     """
 
     def __init__(self, num_envs: int, gamma: float) -> None:
-        super().__init__()
-        self.gamma = gamma
-        self.statistics = RunningMeanStd(())
-        # No buffer: a resumed run starts new episodes.
-        self.last_return = torch.zeros(num_envs)
+        super().__init__(())
+        self.gamma, self.last_return = gamma, torch.zeros(num_envs)  # no buffer: a resumed run starts new episodes
 
     def forward(self, rewards: Tensor, dones: Tensor) -> Tensor:
         """Returns the rewards (T, N) scaled and kept within +-10; first their returns are counted."""
@@ -275,8 +269,8 @@ class RewardScaler(nn.Module):
         for reward, goes_on in zip(rewards, 1 - dones, strict=True):
             returns.append(self.gamma * self.last_return + reward)
             self.last_return = returns[-1] * goes_on
-        self.statistics.update(torch.cat(returns))
-        return (rewards / (self.statistics.var + 1e-8).sqrt()).clamp(-10, 10).float()
+        self.update(torch.cat(returns))
+        return (rewards / (self.var + 1e-8).sqrt()).clamp(-10, 10).float()
 
 
 class Agent(nn.Module):
@@ -331,13 +325,8 @@ def compute_gae(
 ) -> Tensor:
     """Returns the advantages (T, N) of generalised advantage estimation (Schulman et al. 2016, equation 16).
 
-    Args:
-        rewards: (T, N) of the transitions from obs[t], plus gamma * V(final obs) where a time limit cut an episode off.
-        values: (T, N) V(obs[t]).
-        next_value: (N,) V of what the last transition led to.
-        dones: (T, N) 1 where the transition ended its episode: bootstrapping and the sum stop.
-        gamma: discount.
-        gae_lambda: decay of the sum.
+    Where a time limit cut an episode off, rewards (T, N) hold gamma * V(final obs) too; values (T, N) are V(obs[t]),
+    next_value (N,) is that after the last step; dones (T, N) are 1 where a step ended its episode, and the sum with it.
     """
     next_values = torch.cat([values[1:], next_value.unsqueeze(0)])
     deltas = rewards + gamma * next_values * (1 - dones) - values
@@ -353,10 +342,7 @@ def policy_loss(ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
 
 
 def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: float | None) -> Tensor:
-    """Returns half the mean squared error of (M,) values; with clip_coef, of each one the larger of two errors.
-
-    The second is that of the value kept within clip_coef of the old one, `values`.
-    """
+    """Returns half the mean squared error of (M,) values, or of those kept near the old `values` where it is larger."""
     squared_error = (new_values - returns).square()
     if clip_coef is not None:
         clipped = values + (new_values - values).clamp(-clip_coef, clip_coef)
@@ -377,11 +363,8 @@ def moved(policy: Distribution, noise: Tensor | None) -> Distribution:
 def minibatch_loss(agent: Agent, args: Args, minibatch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     """Returns the loss of a minibatch, and what LOSS_NAMES names of it (7,) but for the gradient's norm.
 
-    Args:
-        agent: is not changed.
-        args: of the script.
-        minibatch: scaled observations (M, O), samples (M, A), (M,) log-probabilities, values, advantages, returns, and
-            noise of the means (M, A), or None. KL divergence and clip fraction leave it out, so it ends no update.
+    Its parts are scaled observations (M, O), samples (M, A), (M,) log-probabilities, values, advantages, returns, and
+    noise of the means (M, A), or None. KL divergence and clip fraction leave the noise out, so it ends no update.
     """
     scaled_obs, samples, logprobs, values, advantages, returns, noise = minibatch
     policy, new_values = agent.policy(scaled_obs), agent.value(scaled_obs)
@@ -734,10 +717,9 @@ def plot_returns(folder: Path) -> None:
     steps, returns = [point.step for point in points], [point.value for point in points]
     averages = [np.mean(returns[max(0, end - 100) : end]) for end in range(1, len(returns) + 1)]
     axes = Figure(figsize=(7, 4), layout="constrained").subplots()
-    axes.plot(steps, returns, ".", color="0.7", markersize=3, label="episode")
-    axes.plot(steps, averages, color="black", label="mean of the last 100")
+    axes.plot(steps, returns, ".", steps, averages, "k-", markersize=3)
+    axes.legend(["episode", "mean of the last 100"])
     axes.set(title=folder.name, xlabel="environment steps", ylabel="return")
-    axes.legend()
     axes.figure.savefig(folder / "returns.png", dpi=150)
     print(f"plot: {folder / 'returns.png'}")
 
@@ -782,9 +764,9 @@ def check_limits(args: Args, limits: dict[str, tuple[float, float]]) -> None:
 def check_memory(num_bytes: int, device: torch.device) -> None:
     """Says what the storage takes, and raises a UsageError if the device has less free memory."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    print(f"storage: {num_bytes / 2**20:,.1f} MiB", flush=True)
-    sizes = f"storage takes {num_bytes / 2**30:,.2f} GiB, {free / 2**30:,.2f} are free on {device}"
-    require(num_bytes <= free, f"{sizes}: lower --num-envs, --num-steps or --buffer-size")
+    sizes = f"storage: {num_bytes / 2**20:,.1f} MiB; free on {device}: {free / 2**20:,.1f} MiB"
+    print(sizes, flush=True)
+    require(num_bytes <= free, f"{sizes}; lower --num-envs, --num-steps or --buffer-size")
 
 
 def seed_everything(seed: int) -> None:

@@ -435,9 +435,9 @@ def test_rewards_are_scaled_by_the_returns_of_whole_episodes(num_steps):
     for start in range(0, 12, num_steps):
         scaled = scaler(rewards[start : start + num_steps], dones[start : start + num_steps])
     # FAULTS 56: 12 steps of 2 environments are 24 rewards.
-    assert scaler.statistics.count.item() == 24
-    assert scaler.statistics.mean.item() == pytest.approx(1.495)
-    assert scaler.statistics.var.item() == pytest.approx(0.495**2)
+    assert scaler.count.item() == 24
+    assert scaler.mean.item() == pytest.approx(1.495)
+    assert scaler.var.item() == pytest.approx(0.495**2)
     assert scaled.dtype == torch.float32
     assert scaled[-1].tolist() == pytest.approx([1 / 0.495] * 2)
 
@@ -447,8 +447,8 @@ def test_environments_have_returns_of_their_own():
     # Returns by hand: environment 0 has 2, 1, 8.5 (no end), environment 1 has 4, 4 (ended before), 2.
     scaler(torch.tensor([[2.0, 4.0], [0.0, 4.0], [8.0, 0.0]]), torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]]))
     returns = np.array([2, 1, 8.5, 4, 4, 2])
-    assert scaler.statistics.mean.item() == pytest.approx(returns.mean())
-    assert scaler.statistics.var.item() == pytest.approx(returns.var())
+    assert scaler.mean.item() == pytest.approx(returns.mean())
+    assert scaler.var.item() == pytest.approx(returns.var())
     assert scaler.last_return.tolist() == [8.5, 2]
 
 
@@ -471,7 +471,7 @@ def test_statistics_count_every_observation_and_evaluation_leaves_them(tmp_path)
     loaded = new_agent()
     path = only_run(tmp_path) / "latest.pt"
     ppo.load_checkpoint(str(path), agent=loaded)
-    assert load(path)["reward_scaler"]["statistics.count"].item() == 128
+    assert load(path)["reward_scaler"]["count"].item() == 128
     ppo.evaluate(loaded, args, 1, CPU)
     assert_same_weights(loaded, agent)
     obs = torch.tensor([[1.7, -0.4]])
@@ -592,7 +592,7 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     one, two = (load(only_run(tmp_path / name) / "latest.pt") for name in ("whole", "cut"))
     assert one["counters"]["global_step"] == two["counters"]["global_step"] == 256
     for name in ("agent", "reward_scaler"):
-        key = "obs_statistics.count" if name == "agent" else "statistics.count"
+        key = "obs_statistics.count" if name == "agent" else "count"
         assert one[name][key] == two[name][key] == 256
     # 4 iterations of 4 updates, of which the resumed half did the last 8.
     steps = [{int(x["step"]) for x in content["optimizer"]["state"].values()} for content in (one, two)]

@@ -832,7 +832,7 @@ def test_a_memory_larger_than_the_free_memory_is_refused(tmp_path, monkeypatch, 
     flags = flags_of(tiny(tmp_path, buffer_size=2**20, total_timesteps=4, learning_starts=0))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=need - 1))
     status, text = failed(script, monkeypatch, capsys, *flags)
-    assert (status, text) == (2, f"error: storage takes 0.02 GiB, 0.02 are free on cpu: {LOWER}\n")
+    assert (status, text) == (2, f"error: storage: 24.0 MiB; free on cpu: 24.0 MiB; {LOWER}\n")
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=need))
     command_line(script, monkeypatch, *flags)

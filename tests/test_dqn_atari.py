@@ -623,7 +623,7 @@ def test_a_memory_larger_than_the_free_memory_is_refused(tmp_path, monkeypatch, 
     # Before anything else of a run is made.
     monkeypatch.setattr(dqn_atari, "Agent", None)
     status, text = failed(dqn_atari, monkeypatch, capsys, *flags)
-    assert (status, text) == (2, f"error: storage takes 1.28 GiB, 1.28 are free on cpu: {LOWER}\n")
+    assert (status, text) == (2, f"error: storage: 1,313.0 MiB; free on cpu: 1,313.0 MiB; {LOWER}\n")
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=need))

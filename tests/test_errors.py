@@ -181,17 +181,17 @@ def test_an_environment_that_draws_no_pictures_is_refused_before_training(monkey
 
 # ----- Memory and packages -----
 def test_storage_larger_than_the_free_memory_is_refused(monkeypatch, capsys, tmp_path):
-    """2 x 1,048,576 images of 36 x 36 bytes: 2,592 MiB = 2.53 GiB, and 2.5 GiB are free."""
+    """2 x 1,048,576 images of 36 x 36 bytes: 2,592 MiB, and 2,560 are free."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=int(2.5 * 2**30)))
     line = refused(monkeypatch, capsys, "--num-steps=1048576", "--total-timesteps=2097152")
-    assert line == f"error: storage takes 2.53 GiB, 2.50 are free on cpu: {LOWER}\n"
+    assert line == f"error: storage: 2,592.0 MiB; free on cpu: 2,560.0 MiB; {LOWER}\n"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_storage_larger_than_any_memory_is_refused(monkeypatch, capsys, tmp_path):
     """2 x 10^12 images of 1296 bytes are 2.6 petabytes."""
     line = refused(monkeypatch, capsys, "--num-steps=1000000000000", "--total-timesteps=2000000000000")
-    assert line.startswith("error: storage takes 2,413,988.11 GiB, ")
+    assert line.startswith("error: storage: 2,471,923,828.1 MiB; ")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -705,8 +705,8 @@ def test_episodes_larger_than_the_free_memory_are_refused(tmp_path, monkeypatch,
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=need - 1))
     flags = flags_of(tiny(tmp_path / "runs", "VectorRampLimit7", **own))
     status, text = failed(script, monkeypatch, capsys, *flags)
-    gib = f"{need / 2**30:,.2f}"
-    assert (status, text) == (2, f"error: storage takes {gib} GiB, {gib} are free on cpu: {LOWER}\n")
+    mib = f"{need / 2**20:,.1f} MiB"
+    assert (status, text) == (2, f"error: storage: {mib}; free on cpu: {mib}; {LOWER}\n")
     assert list(tmp_path.iterdir()) == []
 
 
