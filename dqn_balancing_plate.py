@@ -158,7 +158,8 @@ class MeasureDistance(gym.Wrapper):
         if "distance" in info:
             self.distances.append(info["distance"])
             if terminated or truncated:
-                info["measures"] = {"distance": np.mean(self.distances[len(self.distances) // 2 :])}
+                distance = np.mean(self.distances[len(self.distances) // 2 :])
+                info["measures"] = info.get("measures", {}) | {"distance": distance}
         return obs, reward, terminated, truncated, info
 
 
