@@ -158,21 +158,21 @@ class WholeEpisodes(gym.Wrapper):
         """Starts an episode, and reports the one before if it ended; a seed is the action space's too."""
         if seed is not None:
             self.unwrapped.action_space.seed(seed)
+        self.action_type, self.first_action = self.action_space.dtype.type, getattr(self.action_space, "start", 0)
         obs, _ = self.env.reset(seed=seed, options=options)
         if not math.isfinite(np.sum(obs)):
             raise FloatingPointError(f"{self.spec.id} is not finite at a reset: obs {obs}")
         scores, lengths = self.get_wrapper_attr("return_queue"), self.get_wrapper_attr("length_queue")
         if not scores:
             return obs, {}
-        return obs, {"whole_episode": (("return", scores.pop()), ("length", lengths.pop()), *self.measures)}
+        measures = self.info.get("measures", {}).items()
+        return obs, {"whole_episode": (("return", scores.pop()), ("length", lengths.pop()), *measures)}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
         """Takes a step; actions have the space's own type, but a Discrete's count from 0 wherever they start."""
-        own_action = self.action_space.dtype.type(action + getattr(self.action_space, "start", 0))
-        obs, reward, terminated, truncated, info = self.env.step(own_action)
+        obs, reward, terminated, truncated, self.info = self.env.step(self.action_type(action + self.first_action))
         if not math.isfinite(reward + np.add.reduce(obs, axis=None)):  # np.sum, in half its time
             raise FloatingPointError(f"{self.spec.id} is not finite in a step: reward {reward}, obs {obs}")
-        self.measures = info.get("measures", {}).items()
         return obs, reward, terminated, truncated, {}
 
 
