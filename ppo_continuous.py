@@ -121,8 +121,7 @@ class Args:
             "num_steps num_minibatches update_epochs eval_episodes hidden_sizes": (1, math.inf),
             "num_envs": (1, 10_000),
             "threads checkpoint_every eval_every ent_coef vf_coef": (0, math.inf),
-            "learning_rate": (1e-12, 1),
-            "clip_coef max_grad_norm target_kl": (1e-12, math.inf),
+            "learning_rate clip_coef max_grad_norm target_kl": (1e-12, math.inf),
             "gamma gae_lambda": (0, 1),
             "log_std_init": (-5, 2),  # the limits of a deviation that depends on the state
             "seed": (0, 2_000_000_000),  # ale-py takes 31 bits
@@ -344,7 +343,7 @@ def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: f
 
 
 def minibatch_loss(agent: Agent, args: Args, minibatch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """Returns the loss of a minibatch, and what LOSS_NAMES names of it (7,) but for the gradient's norm.
+    """Returns the loss of a minibatch, and what is logged of it (6,): both losses, entropy, two KLs, clip fraction.
 
     Its parts are scaled observations (M, O), samples (M, A), and (M,) log-probabilities, values, advantages, returns.
     """
@@ -438,9 +437,6 @@ def evaluate_checkpoint(args: Args) -> None:
 
 
 # ----- Training -----
-LOSS_NAMES = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
-
-
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
     """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run."""
     device = prepare(args)
@@ -527,7 +523,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             agent.obs_statistics.update(obs.flatten(0, 1).to(device))
             means = torch.stack(losses).mean(0).tolist()
             run.counters["global_step"] = global_step = iteration * args.batch_size
-            scalars = {f"losses/{name}": mean for name, mean in zip(LOSS_NAMES, means, strict=True)}
+            names = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
+            scalars = {f"losses/{name}": mean for name, mean in zip(names, means, strict=True)}
             scalars["losses/explained_variance"] = (1 - (returns - values).var() / (returns.var() + 1e-12)).item()
             scalars["charts/learning_rate"] = float(optimizer.param_groups[0]["lr"])
             scalars["charts/SPS"] = args.batch_size / (time.perf_counter() - start_time)
