@@ -456,8 +456,7 @@ def evaluate_checkpoint(args: Args) -> None:
     device = prepare(args)
     with closing(make_envs(args, 1)) as envs:
         agent = Agent(args, envs).to(device)
-    folder = load_checkpoint(args.evaluate, agent=agent)["folder"]
-    final_evaluation(agent, args, folder, device)
+    final_evaluation(agent, args, load_checkpoint(args.evaluate, agent=agent)["folder"], device)
 
 
 # ----- Training -----
