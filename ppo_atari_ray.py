@@ -573,9 +573,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
         check_memory(args.batch_size * math.prod(envs.single_observation_space.shape), device)
         num_iterations = args.total_timesteps // args.batch_size
-        before = load_checkpoint(args.resume)["args"] if args.resume is not None else vars(args)
-        same_batch = before["num_envs"] * before["num_steps"] == args.batch_size
-        require(same_batch, "--num-envs times --num-steps, the batch, must stay what it was in a resumed run")
+        before = Args(**load_checkpoint(args.resume)["args"]) if args.resume is not None else args
+        require(before.batch_size == args.batch_size, "--num-envs times --num-steps, the batch, must stay what it was")
         total = num_iterations * args.batch_size
         ray, num_shards = cleanup.enter_context(ray_cluster(args)), args.num_envs // args.envs_per_shard
         start = ray.remote(max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")(Worker).remote

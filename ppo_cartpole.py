@@ -336,9 +336,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: PLR0915 (one story, 
         # Of each sample two observations and ten numbers more, of 4 bytes.
         check_memory(4 * args.batch_size * (2 * obs_dim + 10), device)
         num_iterations = args.total_timesteps // args.batch_size
-        before = load_checkpoint(args.resume)["args"] if args.resume is not None else vars(args)
-        same_batch = before["num_envs"] * before["num_steps"] == args.batch_size
-        require(same_batch, "--num-envs times --num-steps, the batch, must stay what it was in a resumed run")
+        before = Args(**load_checkpoint(args.resume)["args"]) if args.resume is not None else args
+        require(before.batch_size == args.batch_size, "--num-envs times --num-steps, the batch, must stay what it was")
         total = num_iterations * args.batch_size
         run = cleanup.push(Run(args, "global_step", total, agent=agent, optimizer=optimizer))
 

@@ -470,9 +470,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         obs_dim, action_dim = space.shape[0], envs.single_action_space.shape[0]
         check_memory(args.batch_size * (2 * obs_dim * space.dtype.itemsize + 4 * action_dim + 24), device)
         num_iterations = args.total_timesteps // args.batch_size
-        before = load_checkpoint(args.resume)["args"] if args.resume is not None else vars(args)
-        same_batch = before["num_envs"] * before["num_steps"] == args.batch_size
-        require(same_batch, "--num-envs times --num-steps, the batch, must stay what it was in a resumed run")
+        before = Args(**load_checkpoint(args.resume)["args"]) if args.resume is not None else args
+        require(before.batch_size == args.batch_size, "--num-envs times --num-steps, the batch, must stay what it was")
         modules = {"agent": agent, "reward_scaler": reward_scaler, "optimizer": optimizer}
         run = cleanup.push(Run(args, "global_step", num_iterations * args.batch_size, **modules))
 

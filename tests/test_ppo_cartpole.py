@@ -253,7 +253,7 @@ def test_another_batch_size_is_refused(tmp_path, monkeypatch, capsys):
     script.train(tiny(tmp_path))
     flags = ("--resume", str(only_run(tmp_path)), "--num-envs=4", "--total-timesteps=1000", "--no-cuda")
     status, text = failed(script, monkeypatch, capsys, *flags)
-    message = "error: --num-envs times --num-steps, the batch, must stay what it was in a resumed run\n"
+    message = "error: --num-envs times --num-steps, the batch, must stay what it was\n"
     assert (status, text) == (2, message)
 
 
