@@ -420,8 +420,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         num_iterations = args.total_timesteps // args.batch_size
         before = Args(**load_checkpoint(args.resume)["args"]) if args.resume is not None else args
         require(before.batch_size == args.batch_size, "--num-envs times --num-steps, the batch, must stay what it was")
-        total = num_iterations * args.batch_size
-        run = cleanup.push(Run(args, "global_step", total, agent=agent, optimizer=optimizer))
+        run = cleanup.push(Run(args, "global_step", num_iterations * args.batch_size, agent=agent, optimizer=optimizer))
         # On a GPU this mode replays CUDA graphs, which spares the launch of each kernel.
         mode = "reduce-overhead" if device.type == "cuda" else "default"
         forward = torch.compile(agent, mode=mode) if args.compile else agent

@@ -338,8 +338,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: PLR0915 (one story, 
         num_iterations = args.total_timesteps // args.batch_size
         before = Args(**load_checkpoint(args.resume)["args"]) if args.resume is not None else args
         require(before.batch_size == args.batch_size, "--num-envs times --num-steps, the batch, must stay what it was")
-        total = num_iterations * args.batch_size
-        run = cleanup.push(Run(args, "global_step", total, agent=agent, optimizer=optimizer))
+        run = cleanup.push(Run(args, "global_step", num_iterations * args.batch_size, agent=agent, optimizer=optimizer))
 
         # Storage of one rollout: what the networks need is on their device, the rest on the CPU, since it is small.
         obs, final_obs = torch.zeros((2, *size, obs_dim), device=device)
