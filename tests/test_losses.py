@@ -1,5 +1,6 @@
 """Losses against hand-worked values and float64 numpy, and what `train` makes of them."""
 
+import importlib
 import math
 from types import SimpleNamespace
 
@@ -249,6 +250,19 @@ def new_agent(num_actions):
     spaces = SimpleNamespace(single_observation_space=obs_space, single_action_space=gym.spaces.Discrete(num_actions))
     torch.manual_seed(1)
     return ppo_atari.Agent(ppo_atari.Args(), spaces)
+
+
+@pytest.mark.parametrize("name", ["ppo_atari", "a2c_atari", "ppo_atari_ray"])
+def test_networks_start_orthogonal_with_the_gains_of_ppo(name):
+    obs_space, action_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), gym.spaces.Discrete(4)
+    spaces = SimpleNamespace(single_observation_space=obs_space, single_action_space=action_space)
+    module = importlib.import_module(name)
+    agent = module.Agent(module.Args(), spaces)
+    layers = [layer for layer in agent.modules() if hasattr(layer, "bias")]
+    for layer, std in zip(layers, (*[2**0.5] * 4, 0.01, 1.0), strict=True):
+        sizes = torch.linalg.svdvals(layer.weight.flatten(1))
+        assert sizes.tolist() == pytest.approx([std] * len(sizes), rel=1e-4)
+        assert not layer.bias.any()
 
 
 @pytest.fixture(scope="module")

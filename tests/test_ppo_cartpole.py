@@ -59,6 +59,17 @@ def test_actions_are_the_most_probable_ones_or_sampled():
     assert shares.tolist() == pytest.approx([0.2, 0.5, 0.3], abs=0.02)
 
 
+def test_networks_start_orthogonal_with_the_gains_of_ppo(tmp_path):
+    args = script.Args(threads=1)
+    with script.closing(script.make_envs(args, 1)) as envs:
+        agent = script.Agent(args, envs)
+    for network, gain in ((agent.actor, 0.01), (agent.critic, 1.0)):
+        for layer, std in zip(network[::2], (2**0.5, 2**0.5, gain), strict=True):
+            sizes = torch.linalg.svdvals(layer.weight.double())
+            assert sizes.tolist() == pytest.approx([std] * len(sizes), rel=1e-5)
+            assert not layer.bias.any()
+
+
 @pytest.mark.parametrize("max_grad_norm", [10.0, 0.01])
 def test_the_gradient_of_the_loss_by_hand(tmp_path, monkeypatch, max_grad_norm):
     """Rewards 1, gamma 0 and V = 0: all advantages are 1, normalised 0, so that only bonus and value loss are left.
