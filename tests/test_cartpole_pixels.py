@@ -188,6 +188,8 @@ def test_training_is_that_of_dqn_atari(tmp_path, monkeypatch, end):
         (["--crop", "0", "1.5", "0", "1"], "--crop 1.5 must be between 0 and 1"),
         (["--resolution", "0", "80"], "--resolution 0 must be between 1 and 1,000"),
         (["--frame-skip=0"], "--frame-skip 0 must be between 1 and 255"),
+        # With as many rows as the stack is high, none would ever have all its frames.
+        (["--stack=16", "--num-envs=2", "--buffer-size=63"], "--buffer-size 63 must be between 64"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(flags, message, tmp_path, monkeypatch, capsys):
@@ -195,6 +197,13 @@ def test_what_cannot_be_shown_is_refused(flags, message, tmp_path, monkeypatch, 
     assert status == 2
     assert re.search(message, text), text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_least_memory_of_a_high_stack_is_learned_from(tmp_path):
+    """The rows of one environment are 16 more than the stack is high."""
+    _, args = small_run("dqn_cartpole_pixels", tmp_path, stack=16, num_envs=1, buffer_size=32, learning_starts=60)
+    script.train(args)
+    assert scalars(only_run(tmp_path))["losses/td_loss"]
 
 
 @pytest.mark.parametrize("env_id", ["Acrobot-v1", "MountainCar-v0", "CartPole-v1"])
