@@ -446,9 +446,9 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         # A rate in a tensor does not have to be compiled anew where it changes.
         parameters, rate = list(agent.parameters()), torch.tensor(args.learning_rate)
         optimizer = torch.optim.Adam(parameters, lr=rate, eps=1e-5, foreach=False, fused=not args.compile)
-        size, space = (args.num_steps, args.num_envs), envs.single_observation_space
-        obs_dim, action_dim = space.shape[0], envs.single_action_space.shape[0]
-        check_memory(args.batch_size * (2 * obs_dim * space.dtype.itemsize + 4 * action_dim + 24), device)
+        size, obs_dim = (args.num_steps, args.num_envs), envs.single_observation_space.shape[0]
+        action_dim = envs.single_action_space.shape[0]
+        check_memory(args.batch_size * (16 * obs_dim + 4 * action_dim + 24), device)
         num_iterations = args.total_timesteps // args.batch_size
         before = Args(**load_checkpoint(args.resume)["args"]) if args.resume is not None else args
         require(before.batch_size == args.batch_size, "--num-envs times --num-steps, the batch, must stay what it was")
@@ -465,9 +465,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             torch._logging.set_logs(dynamo=logging.ERROR)  # it warns of what it leaves out of the optimizer
             act, loss_of, clip_norm, step = (torch.compile(x) for x in (act, loss_of, clip_norm, step))
 
-        # Storage of one rollout, on the CPU, where the environments are; observations keep the type they have.
-        dtype = torch.float64 if space.dtype == np.float64 else torch.float32
-        obs, final_obs = torch.zeros((2, *size, obs_dim), dtype=dtype)
+        # Storage of one rollout, on the CPU, where the environments are; observations may be float64.
+        obs, final_obs = torch.zeros((2, *size, obs_dim), dtype=torch.float64)
         actions, logprobs = torch.zeros((*size, action_dim)), torch.zeros(size)
         rewards, dones, cut_off = torch.zeros((3, *size))
 
