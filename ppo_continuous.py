@@ -486,8 +486,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
                 rewards[t], dones[t] = torch.from_numpy(reward), torch.from_numpy(termination | truncation)
                 cut_off[t] = torch.from_numpy(truncation & ~termination)
                 final_obs[t] = torch.from_numpy(next_obs)
-                for i in np.flatnonzero(truncation):
-                    # Where an episode ended, next_obs is the start of the next one already.
+                for i in np.flatnonzero(truncation):  # there next_obs is the start of the next episode already
                     final_obs[t, i] = torch.from_numpy(infos["final_obs"][i])
                 for episode in finished_episodes(infos).values():
                     run.log_episode(start_step + (t + 1) * args.num_envs, episode)
