@@ -524,8 +524,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             returns = advantages + values
 
             # (T, N, ...) -> (B, ...), then several passes in random minibatches.
-            stacked = (scaled_obs, actions, logprobs, values, advantages, returns)
-            batch = [x.flatten(0, 1).to(device) for x in stacked]
+            batch = [x.flatten(0, 1).to(device) for x in (scaled_obs, actions, logprobs, values, advantages, returns)]
             losses = []
             passes = (torch.randperm(args.batch_size, device=device) for _ in range(args.update_epochs))
             shuffled = ([x[order].chunk(args.num_minibatches) for x in batch] for order in passes)
