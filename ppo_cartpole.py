@@ -333,8 +333,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: PLR0915 (one story, 
         agent = Agent(args, envs).to(device)
         optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
         size, obs_dim = (args.num_steps, args.num_envs), envs.single_observation_space.shape[0]
-        # Of each sample two observations and ten numbers more, of 4 bytes.
-        check_memory(4 * args.batch_size * (2 * obs_dim + 10), device)
+        check_memory(4 * args.batch_size * (2 * obs_dim + 10), device)  # each sample: two observations, ten numbers
         num_iterations = args.total_timesteps // args.batch_size
         before = Args(**load_checkpoint(args.resume)["args"]) if args.resume is not None else args
         require(before.batch_size == args.batch_size, "--num-envs times --num-steps, the batch, must stay what it was")

@@ -87,7 +87,6 @@ class Args:
     rescale_actions: bool = True  # scale finite bounds of actions to -1 and 1, so that any task starts alike
     norm_obs: bool = True  # scale observations to mean 0, deviation 1 by running statistics
     norm_reward: bool = True  # divide rewards by the running deviation of the discounted return
-
     num_steps: int = 128  # steps of each environment in one rollout, T
 
     total_timesteps: int = 200_000  # environment steps of the whole run, over all environments
