@@ -355,7 +355,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: PLR0915 (one story, 
                 stop_if_asked()
                 obs[t] = torch.from_numpy(next_obs)
                 with torch.no_grad():
-                    policy = agent.policy(torch.from_numpy(next_obs).to(device))
+                    policy = agent.policy(obs[t])
                     actions[t] = policy.sample()
                     logprobs[t] = policy.log_prob(actions[t])
                 next_obs, reward, termination, truncation, infos = envs.step(actions[t].cpu().numpy())
@@ -411,7 +411,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: PLR0915 (one story, 
             last = iteration == num_iterations
             if args.eval_every and (last or crossed(args.eval_every, run.counters["evaluated"], global_step)):
                 run.keep_best(evaluate(agent, args, args.seed + 10_000, device))
-            if last or crossed(args.checkpoint_every, start_step, global_step):
+            elif last or crossed(args.checkpoint_every, start_step, global_step):
                 run.save("latest.pt")
 
         evaluation = final_evaluation(agent, args, run.folder, device)
