@@ -344,7 +344,7 @@ def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: f
 def minibatch_loss(agent: Agent, args: Args, minibatch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     """Returns the loss of a minibatch, and what is logged of it (6,): both losses, entropy, two KLs, clip fraction.
 
-    Its parts are scaled observations (M, O), samples (M, A), and (M,) log-probabilities, values, advantages, returns.
+    A minibatch is scaled observations (M, O), samples (M, A), and (M,) log-probabilities, values, advantages, returns.
     """
     scaled_obs, samples, logprobs, values, advantages, returns = minibatch
     policy, new_values = agent.policy(scaled_obs), agent.value(scaled_obs)

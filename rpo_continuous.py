@@ -348,25 +348,21 @@ def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: f
     return 0.5 * squared_error.mean()
 
 
-def uniform_noise(like: Tensor, alpha: float) -> Tensor | None:
-    """Returns z ~ U(-alpha, alpha) of the shape of a tensor (algorithm 1); with 0 none is drawn."""
-    return torch.empty_like(like).uniform_(-alpha, alpha) if alpha else None
-
-
-def moved(policy: Distribution, noise: Tensor | None) -> Distribution:
-    """Returns the policy with its means moved by the noise (M, A)."""
-    return policy if noise is None else type(policy)(policy.loc + noise, policy.scale, validate_args=False)
+def uniform_noise(like: Tensor, alpha: float) -> Tensor:
+    """Returns z ~ U(-alpha, alpha) of the shape of a tensor (algorithm 1); with 0 none is drawn, as in PPO."""
+    return torch.empty_like(like).uniform_(-alpha, alpha) if alpha else torch.zeros_like(like)
 
 
 def minibatch_loss(agent: Agent, args: Args, minibatch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     """Returns the loss of a minibatch, and what is logged of it (6,): both losses, entropy, two KLs, clip fraction.
 
-    Its parts are scaled observations (M, O), samples (M, A), (M,) log-probabilities, values, advantages, returns, and
-    noise of the means (M, A), or None. KL divergence and clip fraction leave the noise out, so it ends no update.
+    A minibatch is scaled observations (M, O), samples (M, A), (M,) log-probabilities, values, advantages, returns, and
+    noise of the means (M, A). KL divergence and clip fraction leave it out, so it ends no update.
     """
     scaled_obs, samples, logprobs, values, advantages, returns, noise = minibatch
     policy, new_values = agent.policy(scaled_obs), agent.value(scaled_obs)
-    ratio = (moved(policy, noise).log_prob(samples).sum(-1) - logprobs).exp()
+    moved = type(policy)(policy.loc + noise, policy.scale, validate_args=False)
+    ratio = (moved.log_prob(samples).sum(-1) - logprobs).exp()
     if args.norm_adv:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     pg_loss = policy_loss(ratio, advantages, args.clip_coef)

@@ -686,22 +686,30 @@ def test_without_noise_rpo_is_ppo_bit_for_bit(tmp_path, changes):
         assert one[tag] == two[tag], tag
 
 
-@pytest.mark.parametrize("kind", [Normal, Laplace, Gumbel])
-def test_the_noise_is_uniform_within_alpha_and_moves_only_the_mean(kind):
+def test_the_noise_is_uniform_within_alpha():
     """FAULTS 19: alpha 0.5, 1e6 draws, deviation 1 / sqrt(12) = 0.2887."""
     torch.manual_seed(1)
-    policy = kind(torch.full((1_000_000, 1), 3.0), torch.tensor([0.7]))
-    noise = rpo.uniform_noise(policy.loc, 0.5)
+    means = torch.full((1_000_000, 1), 3.0)
+    noise = rpo.uniform_noise(means, 0.5)
     assert noise.min() >= -0.5
     assert noise.max() <= 0.5
     assert noise.mean().item() == pytest.approx(0, abs=0.002)
     assert noise.std().item() == pytest.approx(0.2887, abs=0.002)
-    moved = rpo.moved(policy, noise)
-    assert type(moved) is kind
-    assert torch.equal(moved.loc, 3.0 + noise)
-    assert torch.equal(moved.scale, policy.scale)
-    assert rpo.uniform_noise(policy.loc, 0.0) is None
-    assert rpo.moved(policy, None) is policy
+    before = torch.get_rng_state()
+    assert not rpo.uniform_noise(means, 0.0).any()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("kind", [Normal, Laplace, Gumbel])
+@torch.no_grad()
+def test_the_ratio_is_that_of_the_policy_with_moved_means(monkeypatch, kind):
+    agent, obs = new_agent(script=rpo, action_distribution=kind.__name__.lower()), torch.randn(40, 2)
+    policy, noise = agent.policy(obs), torch.rand(40, 1) - 0.5
+    samples, logprobs, others = policy.sample(), torch.randn(40), torch.randn(3, 40)
+    ratios = recorded(monkeypatch, rpo, "policy_loss")
+    rpo.minibatch_loss(agent, rpo.Args(), (obs, samples, logprobs, *others, noise))
+    right = kind(policy.loc + noise, policy.scale).log_prob(samples).squeeze(-1) - logprobs
+    torch.testing.assert_close(ratios[0][0][0].log(), right, rtol=1e-4, atol=1e-5)
 
 
 def test_noise_is_drawn_for_each_sample_and_dimension_and_keeps_the_type():
@@ -731,7 +739,7 @@ def test_noise_is_in_the_update_alone_and_does_not_end_it(tmp_path, monkeypatch)
         assert terms[4] < 1e-4
         assert terms[5] == 0
     assert losses[0][1][4].abs() < 1e-6
-    assert sum(noise is not None for _, noise in drawn) == 4
+    assert sum(noise.any().item() for _, noise in drawn) == 4
     # Before the first step of Adam the agent is the one that acted.
     right, logprobs = own[0]
     torch.testing.assert_close(logprobs, right, rtol=1e-6, atol=1e-6)
