@@ -627,22 +627,20 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             returns = advantages + values
 
             # (T, N, ...) -> (B, ...), then several passes in random minibatches.
-            stacked = (images.unflatten(0, rewards.shape), actions, logprobs, values, advantages, returns)
-            b_obs, b_actions, b_logprobs, b_values, b_advantages, b_returns = (
-                x.flatten(0, 1).to(device) for x in stacked
-            )
+            obs = images.unflatten(0, rewards.shape)
+            batch = [x.flatten(0, 1).to(device) for x in (obs, actions, logprobs, values, advantages, returns)]
             passes = (torch.randperm(args.batch_size, device=device) for _ in range(args.update_epochs))
             losses = []
             for mb_inds in (x for order in passes for x in order.chunk(args.num_minibatches)):
-                policy, new_values = forward(b_obs[mb_inds])
-                logratio = policy.log_prob(b_actions[mb_inds]) - b_logprobs[mb_inds]
+                mb_obs, mb_actions, mb_logprobs, mb_values, mb_advantages, mb_returns = (x[mb_inds] for x in batch)
+                policy, new_values = forward(mb_obs)
+                logratio = policy.log_prob(mb_actions) - mb_logprobs
                 ratio = logratio.exp()
-                mb_advantages = b_advantages[mb_inds]
                 if args.norm_adv:
                     mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
                 pg_loss = policy_loss(ratio, mb_advantages, args.clip_coef)
                 v_clip = args.clip_coef if args.clip_vloss else None
-                v_loss = value_loss(new_values, b_values[mb_inds], b_returns[mb_inds], v_clip)
+                v_loss = value_loss(new_values, mb_values, mb_returns, v_clip)
                 entropy = policy.entropy().mean()
                 loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
 
