@@ -150,7 +150,7 @@ class NativeAtariEnv(AtariVectorEnv):
 
     def __init__(self, spec: EnvSpec, num_envs: int, num_threads: int) -> None:
         options = spec.kwargs | {"num_envs": num_envs, "num_threads": min(num_threads, num_envs), "frameskip": 4}
-        # episodic_life would restart the whole game at each lost life, and ale-py does not report the rewards it clips.
+        # ale-py's episodic_life would restart the whole game at a lost life; what reward_clipping takes is not told.
         options |= {"life_loss_info": True, "reward_clipping": False}
         super().__init__(**options, autoreset_mode=AutoresetMode.SAME_STEP)
 
@@ -179,7 +179,7 @@ class NativeAtariEnv(AtariVectorEnv):
 
 
 class WholeEpisodes(gym.Wrapper):
-    """Reports whole episodes, which RecordEpisodeStatistics counts below the wrappers that cut and scale.
+    """Reports whole episodes: RecordEpisodeStatistics counts them below what ends them at lost lives and clips rewards.
 
     "return", "length" and the last `info["measures"]` stand in the info of the reset that follows, since
     EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it is.
@@ -268,7 +268,7 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> Vect
 
 # ----- Networks -----
 def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
-    """Returns the layer with orthogonal weights of gain `std` and no biases."""
+    """Returns the layer with orthogonal weights of gain `std` and zero biases."""
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
@@ -375,7 +375,7 @@ def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film
 
 
 def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.device) -> Evaluation:
-    """Evaluates on episodes that had no part in choosing `best.pt`, and prints them; with videos where asked for."""
+    """Evaluates the agent as it is on episodes that no evaluation in training plays, and prints them; films too."""
     film = folder / "videos" if args.capture_video else None
     if film:
         film.mkdir(exist_ok=True)
@@ -417,7 +417,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         # the root. With torch's own, whose squares start at 0, the first step moves each weight by ten rates.
         optimizer = RMSpropTFLike(agent.parameters(), lr=args.learning_rate, alpha=0.99, eps=1e-5)
         check_memory(args.batch_size * math.prod(envs.single_observation_space.shape), device)
-        num_iterations = args.total_timesteps // args.batch_size
+        num_iterations = args.total_timesteps // args.batch_size  # whole ones; the steps that remain are left out
         before = Args(**load_checkpoint(args.resume)["args"]) if args.resume is not None else args
         require(before.batch_size == args.batch_size, "--num-envs times --num-steps, the batch, must stay what it was")
         run = cleanup.push(Run(args, "global_step", num_iterations * args.batch_size, agent=agent, optimizer=optimizer))
@@ -432,7 +432,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         obs = images.permute(0, 1, 4, 2, 3)
         actions = torch.zeros(size, dtype=torch.int64, device=device)
         values = torch.zeros(size, device=device)
-        rewards, dones = torch.zeros(size), torch.zeros(size)
+        rewards, dones = torch.zeros(size), torch.zeros(size)  # at time limits rewards get gamma * V(final obs) too
 
         next_obs, _ = envs.reset(seed=run.env_seed)
         for iteration in range(run.counters["global_step"] // args.batch_size + 1, num_iterations + 1):
@@ -502,7 +502,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
 
 
 # ----- Bookkeeping -----
-# The same in all scripts of this kind, as Evaluation is; nothing here is part of the algorithm.
+# Shared by all scripts unchanged, as Evaluation is; nothing here is part of the algorithm.
 SCRIPT, FORMAT = Path(__file__).stem, 2  # by which a checkpoint is known
 NOT_RESTORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
 signals: list[int] = []  # those that came: the first ends the run at the next `stop_if_asked`, a second at once
@@ -534,7 +534,7 @@ def stop_if_asked() -> None:
 
 
 class Run:
-    """A run's folder with its log and checkpoints of the modules; the bar shows the counter `unit` up to `total`."""
+    """A run's folder, log and checkpoints of `modules`, yours too; the bar shows the counter `unit` up to `total`."""
 
     def __init__(self, args: Args, unit: str, total: int, **modules: Any) -> None:  # noqa: ANN401
         self.args, self.unit, self.modules, self.scores = args, unit, modules, []

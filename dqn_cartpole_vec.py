@@ -136,7 +136,7 @@ def find_spec(env_id: str) -> EnvSpec:
 
 
 class WholeEpisodes(gym.Wrapper):
-    """Reports whole episodes, which RecordEpisodeStatistics counts below the wrappers that cut and scale.
+    """Reports whole episodes: RecordEpisodeStatistics counts them below what ends them at lost lives and clips rewards.
 
     "return", "length" and the last `info["measures"]` stand in the info of the reset that follows, since
     EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it is.
@@ -356,7 +356,7 @@ def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film
 
 
 def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.device) -> Evaluation:
-    """Evaluates on episodes that had no part in choosing `best.pt`, and prints them; with videos where asked for."""
+    """Evaluates the agent as it is on episodes that no evaluation in training plays, and prints them; films too."""
     film = folder / "videos" if args.capture_video else None
     if film:
         film.mkdir(exist_ok=True)
@@ -461,7 +461,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
 
 
 # ----- Bookkeeping -----
-# The same in all scripts of this kind, as Evaluation is; nothing here is part of the algorithm.
+# Shared by all scripts unchanged, as Evaluation is; nothing here is part of the algorithm.
 SCRIPT, FORMAT = Path(__file__).stem, 2  # by which a checkpoint is known
 NOT_RESTORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
 signals: list[int] = []  # those that came: the first ends the run at the next `stop_if_asked`, a second at once
@@ -493,7 +493,7 @@ def stop_if_asked() -> None:
 
 
 class Run:
-    """A run's folder with its log and checkpoints of the modules; the bar shows the counter `unit` up to `total`."""
+    """A run's folder, log and checkpoints of `modules`, yours too; the bar shows the counter `unit` up to `total`."""
 
     def __init__(self, args: Args, unit: str, total: int, **modules: Any) -> None:  # noqa: ANN401
         self.args, self.unit, self.modules, self.scores = args, unit, modules, []

@@ -152,7 +152,7 @@ def find_spec(env_id: str) -> EnvSpec:
 
 
 class WholeEpisodes(gym.Wrapper):
-    """Reports whole episodes, which RecordEpisodeStatistics counts below the wrappers that cut and scale.
+    """Reports whole episodes: RecordEpisodeStatistics counts them below what ends them at lost lives and clips rewards.
 
     "return", "length" and the last `info["measures"]` stand in the info of the reset that follows, since
     EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it is.
@@ -226,7 +226,7 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> Vect
 
 # ----- Networks -----
 def layer_init(layer: nn.Module, std: float = 2**0.5) -> nn.Module:
-    """Returns the layer with orthogonal weights of gain `std` and no biases."""
+    """Returns the layer with orthogonal weights of gain `std` and zero biases."""
     nn.init.orthogonal_(layer.weight, std)
     nn.init.zeros_(layer.bias)
     return layer
@@ -340,7 +340,7 @@ def policy_loss(ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
 
 
 def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: float | None) -> Tensor:
-    """Returns half the mean squared error of (M,) values, or of those kept near the old `values` where it is larger."""
+    """Returns half the mean of each sample's larger squared error: of its value, or that clipped near the old one."""
     squared_error = (new_values - returns).square()
     if clip_coef is not None:
         clipped = values + (new_values - values).clamp(-clip_coef, clip_coef)
@@ -425,7 +425,7 @@ def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film
 
 
 def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.device) -> Evaluation:
-    """Evaluates on episodes that had no part in choosing `best.pt`, and prints them; with videos where asked for."""
+    """Evaluates the agent as it is on episodes that no evaluation in training plays, and prints them; films too."""
     film = folder / "videos" if args.capture_video else None
     if film:
         film.mkdir(exist_ok=True)
@@ -464,7 +464,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         size, obs_dim = (args.num_steps, args.num_envs), envs.single_observation_space.shape[0]
         action_dim = envs.single_action_space.shape[0]
         check_memory(args.batch_size * (16 * obs_dim + 4 * action_dim + 24), device)
-        num_iterations = args.total_timesteps // args.batch_size
+        num_iterations = args.total_timesteps // args.batch_size  # whole ones; the steps that remain are left out
         before = Args(**load_checkpoint(args.resume)["args"]) if args.resume is not None else args
         require(before.batch_size == args.batch_size, "--num-envs times --num-steps, the batch, must stay what it was")
         modules = {"agent": agent, "reward_scaler": reward_scaler, "optimizer": optimizer}
@@ -529,7 +529,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
                 loss.backward()
                 losses.append(torch.cat([terms, clip_norm(parameters, args.max_grad_norm, foreach=False).view(1)]))
                 if args.target_kl is not None and terms[4] > args.target_kl:
-                    break
+                    break  # out of all passes, and this step is not taken
                 step()
 
             # Between rollout and update they must stay, else the ratio of new and old policy would not start at 1.
@@ -556,7 +556,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
 
 
 # ----- Bookkeeping -----
-# The same in all scripts of this kind, as Evaluation is; nothing here is part of the algorithm.
+# Shared by all scripts unchanged, as Evaluation is; nothing here is part of the algorithm.
 SCRIPT, FORMAT = Path(__file__).stem, 2  # by which a checkpoint is known
 NOT_RESTORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
 signals: list[int] = []  # those that came: the first ends the run at the next `stop_if_asked`, a second at once
@@ -588,7 +588,7 @@ def stop_if_asked() -> None:
 
 
 class Run:
-    """A run's folder with its log and checkpoints of the modules; the bar shows the counter `unit` up to `total`."""
+    """A run's folder, log and checkpoints of `modules`, yours too; the bar shows the counter `unit` up to `total`."""
 
     def __init__(self, args: Args, unit: str, total: int, **modules: Any) -> None:  # noqa: ANN401
         self.args, self.unit, self.modules, self.scores = args, unit, modules, []
