@@ -120,7 +120,8 @@ class Args:
             "num_steps num_minibatches update_epochs eval_episodes hidden_sizes": (1, math.inf),
             "num_envs": (1, 10_000),
             "threads checkpoint_every eval_every ent_coef vf_coef": (0, math.inf),
-            "learning_rate clip_coef max_grad_norm target_kl": (1e-12, math.inf),
+            "learning_rate": (1e-12, 1),
+            "clip_coef max_grad_norm target_kl": (1e-12, math.inf),
             "gamma gae_lambda": (0, 1),
             "log_std_init": (-5, 2),  # the limits of a deviation that depends on the state
             "seed": (0, 2_000_000_000),  # ale-py takes 31 bits

@@ -49,6 +49,7 @@ def box(*flags):
     box("--gae-lambda=1.01", "--gae-lambda 1.01 must be between 0 and 1"),
     box("--learning-rate=-0.001", "--learning-rate -0.001 must be between "),
     box("--learning-rate=0", "--learning-rate 0.0 must be between "),
+    box("--learning-rate=3e4", "--learning-rate 30000.0 must be between 1e-12 and 1"),
     box("--learning-rate=inf", "--learning-rate inf must be between "),
     box("--learning-rate=nan", "--learning-rate nan must be between "),
     box("--clip-coef=0", "--clip-coef 0.0 must be between "),
