@@ -29,7 +29,6 @@ import itertools
 import json
 import math
 import os
-import platform
 import random
 import re
 import shlex
@@ -255,14 +254,8 @@ def reinforce_loss(logprobs: Tensor, weights: Tensor, num_episodes: int) -> Tens
     return -(logprobs * weights.detach()).sum() / num_episodes
 
 
-def quality(evaluation: dict[str, np.ndarray]) -> list[float]:
-    """Returns by what `best.pt` is chosen: of two such lists, the first numbers that differ decide."""
-    return [float(evaluation["return"].mean())]
-
-
 # ----- Evaluation -----
 EVAL_MAX_STEPS = 27_000  # longest episode of an environment without a limit; as long as ale-py's of 108,000 frames
-Evaluation = dict[str, np.ndarray]  # true scores "return", "length" and what else is measured, arrays (E,) of episodes
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
@@ -270,24 +263,22 @@ def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film:
     episodes: dict[int, dict[str, float]] = {}
     with closing(make_envs(replace(args, vector="sync"), len(seeds), "rgb_array" if film else None)) as envs:
         obs, _ = envs.reset(seed=seeds[0])
-        options = {"fps": envs.metadata.get("render_fps", 30), "macro_block_size": 2}
+        options = {"fps": envs.metadata.get("render_fps", 30), "macro_block_size": 2}  # a film closes when it is let go
         films = {i: imageio.get_writer(film / f"seed-{seed}.mp4", **options) for i, seed in enumerate(seeds) if film}
         while len(episodes) < len(seeds):
             stop_if_asked()
-            for i, video in films.items():
-                video.append_data(envs.envs[i].render())
+            for i in films.keys() - episodes.keys():
+                films[i].append_data(envs.envs[i].render())
             action = agent.act(torch.from_numpy(obs).to(device), args.eval_greedy)
             obs, _, _, _, infos = envs.step(action.cpu().numpy())
             # An environment whose episode has ended is stepped along and not counted again.
             episodes = finished_episodes(infos) | episodes
-            for i in films.keys() & episodes.keys():
-                films.pop(i).close()
     return [episodes[i] for i in range(len(seeds))]
 
 
 @torch.no_grad()
-def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film: Path | None = None) -> Evaluation:
-    """Returns the scores of episodes, episode i seeded with seed + i; `film` is a folder for films of the first 3."""
+def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film: Path | None = None) -> dict:
+    """Returns arrays (E,) of "return", "length" and measures; episode i has seed + i, `film` is to show the first 3."""
     seeds = range(seed, seed + args.eval_episodes)
     # Training's random streams stay as they were; users' environments may draw from python's and numpy's.
     streams = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -301,7 +292,7 @@ def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film
     return {name: np.array([episode.get(name, np.nan) for episode in episodes]) for name in episodes[0]}
 
 
-def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.device) -> Evaluation:
+def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.device) -> dict:
     """Evaluates the agent as it is on episodes that no evaluation in training plays, and prints them; films too."""
     film = folder / "videos" if args.capture_video else None
     if film:
@@ -310,8 +301,7 @@ def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.d
     evaluation = evaluate(agent, args, args.seed + 20_000, device, film)
     scores, lengths = evaluation["return"], evaluation["length"]
     for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
-        capped = f", cut at the cap of {EVAL_MAX_STEPS:,} steps" if length >= EVAL_MAX_STEPS else ""
-        print(f"episode {i}: return={score:g} length={length:g}{capped}")
+        print(f"episode {i}: return={score:g} length={length:g}{', at the cap' if length >= EVAL_MAX_STEPS else ''}")
     numbers = {"mean": scores.mean(), "std": scores.std(), "min": scores.min(), "max": scores.max()}
     numbers |= {"episodes": len(scores), "mean_length": lengths.mean()}
     numbers |= {name: np.nanmean(x) for name, x in evaluation.items() if name not in ("return", "length")}
@@ -381,8 +371,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             scalars["charts/truncated_fraction"] = truncated / to_play
             if played:
                 b_obs, b_actions, _ = zip(*(step for episode in played for step in episode), strict=True)
-                b_obs = torch.from_numpy(np.array(b_obs)).to(device)
-                b_actions = torch.from_numpy(np.array(b_actions)).to(device)
+                b_obs, b_actions = (torch.from_numpy(np.array(x)).to(device) for x in (b_obs, b_actions))
                 returns = [discounted_returns([reward for *_, reward in episode], args.gamma) for episode in played]
                 weights = torch.cat(less_baseline(returns) if args.baseline else returns).to(device)
                 weights = normalised(weights) if args.norm_returns else weights
@@ -468,7 +457,7 @@ class Run:
         for stray in self.folder.glob("*.tmp"):
             stray.unlink()
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
-        about["versions"] = {"python": platform.python_version(), "torch": torch.__version__}
+        about["versions"] = {"python": sys.version.split()[0], "torch": torch.__version__}
         about["versions"] |= {x: version(x) for x in ("gymnasium", "numpy", "ale_py", "pybullet") if x in sys.modules}
         status, commit = subprocess.getstatusoutput(f"git -C {shlex.quote(str(Path(__file__).parent))} rev-parse HEAD")
         about["device"] = torch.cuda.get_device_name() if args.cuda and torch.cuda.is_available() else "cpu"
@@ -483,9 +472,8 @@ class Run:
         self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", step)
         state = "this run is finished" if self.counters[unit] >= total else "going on" if args.resume else "a new run"
         print(f"run folder: {self.folder}\n{state}, at step {step:,}", flush=True)
-        bar = {"total": total, "initial": self.counters[unit], "disable": not args.progress}
-        if not sys.stderr.isatty():
-            bar |= {"mininterval": 30, "maxinterval": 60, "delay": 1, "bar_format": "{l_bar}{r_bar}\n"}
+        lines = {} if sys.stderr.isatty() else {"mininterval": 30, "maxinterval": 60, "bar_format": "{l_bar}{r_bar}\n"}
+        bar = {"total": total, "initial": self.counters[unit], "disable": not args.progress, "delay": 1} | lines
         self.bar = tqdm(unit=f" {unit.removeprefix('global_')}", nrows=20, **bar)  # some containers' terminals have 0
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -525,13 +513,14 @@ class Run:
         self.scores = [*self.scores[-99:], episode["return"]]
         self.bar.set_postfix_str(f"return {np.mean(self.scores):.1f}", refresh=False)
 
-    def keep_best(self, evaluation: Evaluation) -> None:
-        """Logs an evaluation, and writes `best.pt` if none was better; a tie keeps the newer."""
+    def keep_best(self, evaluation: dict, rank: list[float] | None = None) -> None:
+        """Logs an evaluation; writes `best.pt` if none had a higher rank (None: mean return); a tie keeps the newer."""
+        rank = rank or [float(evaluation["return"].mean())]
         means = {f"eval/{name}_mean": np.nanmean(values) for name, values in evaluation.items()}
         self.log(means | {"eval/return_std": evaluation["return"].std()})
         self.counters["evaluated"] = self.counters["global_step"]
-        if quality(evaluation) >= self.counters["best_eval"]:
-            self.counters["best_eval"] = quality(evaluation)
+        if rank >= self.counters["best_eval"]:
+            self.counters["best_eval"] = rank
             self.save("best.pt")
         self.save("latest.pt")
 
@@ -541,7 +530,6 @@ class Run:
             raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}: lower the rate")
         content = {"script": SCRIPT, "format_version": FORMAT, "args": asdict(self.args), "counters": self.counters}
         content |= {key: x.state_dict() for key, x in self.modules.items() if key != "replay" or name == "latest.pt"}
-        self.writer.flush()
         temporary = self.folder / f"{name}.tmp"
         try:
             with open(temporary, "wb") as file:

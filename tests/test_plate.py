@@ -181,7 +181,8 @@ def test_the_best_agent_is_kept(tmp_path):
         [(200, 0.01), (199, 0.001), (500, 0.05), (500, 0.02), (500, 0.03), (500, 0.02), (499, 0.0)], start=1
     ):
         run.counters["global_step"] = step
-        run.keep_best(evaluation([length, length], [distance, distance]))
+        scores = evaluation([length, length], [distance, distance])
+        run.keep_best(scores, script.quality(scores))
         kept.append(load(run.folder, "best.pt")["counters"]["global_step"])
         assert load(run.folder)["counters"]["global_step"] == step
     run.__exit__(None)

@@ -338,8 +338,8 @@ def test_an_endless_evaluation_is_cut_and_says_so(tmp_path, capsys, monkeypatch)
     monkeypatch.setattr(ppo_atari, "EVAL_MAX_STEPS", 17)
     ppo_atari.train(tiny(tmp_path, env_id="small_envs:RampEndless-v0"))
     assert printed(capsys, "episode ", "eval: ") == [
-        "episode 0: return=17 length=17, cut at the cap of 17 steps",
-        "episode 1: return=17 length=17, cut at the cap of 17 steps",
+        "episode 0: return=17 length=17, at the cap",
+        "episode 1: return=17 length=17, at the cap",
         "eval: mean=17 std=0 min=17 max=17 episodes=2 mean_length=17",
     ]
 
