@@ -281,9 +281,10 @@ def test_the_story_of_both_scripts_is_the_same():
     """So what is tested on one of them holds for the other, but for what makes an agent of the plate the best one."""
     for name in ("train", "make_envs", "Agent"):
         one, other = (inspect.getsource(getattr(x, name)) for x in (script, dqn_balancing_plate))
-        ranked = "evaluation = evaluate(agent, args, args.seed + 10_000, device)\n                run.keep_best(evaluation,"
-        other = other.replace(ranked, "run.keep_best(evaluate(agent, args, args.seed + 10_000, device),")
-        assert one == other.replace(", quality(evaluation))", ")"), name
+        ranked = "evaluation = {}\n                run.keep_best(evaluation, quality(evaluation))"
+        evaluate = "evaluate(agent, args, args.seed + 10_000, device)"
+        other = other.replace(ranked.format(evaluate), f"run.keep_best({evaluate})")
+        assert one == other.replace("run.keep_best(evaluation, quality(evaluation))", "run.keep_best(evaluation)"), name
     assert inspect.getsource(script.Args.check) == inspect.getsource(dqn_balancing_plate.Args.check)
 
 
