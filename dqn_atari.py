@@ -150,13 +150,14 @@ def is_atari(spec: EnvSpec) -> bool:
 class NativeAtariEnv(AtariVectorEnv):
     """ale-py's C++ vector environment, where a lost life counts as termination and rewards are their signs.
 
-    Games go on after a lost life. `infos["whole_episode"]` has the true score and the length in agent steps of each
-    whole game that ended, None elsewhere, as gymnasium's environments have it.
+    Up to 30 no-ops, FIRE, the larger of two images, 84 x 84 pixels and stacks of 4 are its defaults, as make_env has
+    them. Games go on after a lost life. `infos["whole_episode"]` has the true score and the length in agent steps of
+    each whole game that ended, None elsewhere, as gymnasium's environments have it.
     """
 
     def __init__(self, spec: EnvSpec, num_envs: int, num_threads: int) -> None:
         options = spec.kwargs | {"num_envs": num_envs, "num_threads": min(num_threads, num_envs), "frameskip": 4}
-        # ale-py's episodic_life would restart the whole game at a lost life; what reward_clipping takes is not told.
+        # ale-py's episodic_life would restart the whole game at a lost life, its reward_clipping hide the score.
         options |= {"life_loss_info": True, "reward_clipping": False}
         super().__init__(**options, autoreset_mode=AutoresetMode.SAME_STEP)
 
@@ -185,10 +186,10 @@ class NativeAtariEnv(AtariVectorEnv):
 
 
 class WholeEpisodes(gym.Wrapper):
-    """Reports whole episodes: RecordEpisodeStatistics counts them below what ends them at lost lives and clips rewards.
+    """Reports the true scores of whole episodes, as RecordEpisodeStatistics counts them below all other wrappers.
 
-    "return", "length" and the last `info["measures"]` stand in the info of the reset that follows, since
-    EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it is.
+    "return", "length" and what the environment's last `info["measures"]` held stand in the info of the reset after it,
+    since EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it is.
     """
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
@@ -640,7 +641,7 @@ def stop_if_asked() -> None:
 
 
 class Run:
-    """A run's folder, log and checkpoints of `modules`, yours too; the bar shows the counter `unit` up to `total`."""
+    """Folder, log and checkpoints of `modules`, which --resume loads; the bar shows counter `unit` to `total`."""
 
     def __init__(self, args: Args, unit: str, total: int, **modules: Any) -> None:  # noqa: ANN401
         self.args, self.unit, self.modules, self.scores = args, unit, modules, []

@@ -146,10 +146,10 @@ def find_spec(env_id: str) -> EnvSpec:
 
 
 class WholeEpisodes(gym.Wrapper):
-    """Reports whole episodes: RecordEpisodeStatistics counts them below what ends them at lost lives and clips rewards.
+    """Reports the true scores of whole episodes, as RecordEpisodeStatistics counts them below all other wrappers.
 
-    "return", "length" and the last `info["measures"]` stand in the info of the reset that follows, since
-    EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it is.
+    "return", "length" and what the environment's last `info["measures"]` held stand in the info of the reset after it,
+    since EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it is.
     """
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
@@ -317,7 +317,7 @@ def compute_gae(
     """Returns the advantages (T, N) of generalised advantage estimation (Schulman et al. 2016, equation 16).
 
     Where a time limit cut an episode off, rewards (T, N) hold gamma * V(final obs) too; values (T, N) are V(obs[t]),
-    next_value (N,) is that after the last step; dones (T, N) are 1 where a step ended its episode, and the sum with it.
+    next_value (N,) is V after the last step; dones (T, N) are 1 where a step ended its episode, and the sum ends too.
     """
     next_values = torch.cat([values[1:], next_value.unsqueeze(0)])
     deltas = rewards + gamma * next_values * (1 - dones) - values
@@ -445,15 +445,10 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         modules = {"agent": agent, "reward_scaler": reward_scaler, "optimizer": optimizer}
         run = cleanup.push(Run(args, "global_step", num_iterations * args.batch_size, **modules))
 
-        def act(scaled_obs: Tensor) -> tuple[Tensor, Tensor]:
-            policy = agent.policy(scaled_obs)
-            sample = policy.sample()
-            return sample, policy.log_prob(sample).sum(-1)
-
         loss_of, clip_norm, step = minibatch_loss, nn.utils.clip_grad_norm_, optimizer.step
         if args.compile:
             torch._logging.set_logs(dynamo=logging.ERROR)  # it warns of what it leaves out of the optimizer
-            act, loss_of, clip_norm, step = (torch.compile(x) for x in (act, loss_of, clip_norm, step))
+            loss_of, clip_norm, step = (torch.compile(x) for x in (loss_of, clip_norm, step))
 
         # Storage of one rollout, on the CPU, where the environments are; observations may be float64.
         obs, final_obs = torch.zeros((2, *size, obs_dim), dtype=torch.float64)
@@ -471,7 +466,9 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
                 stop_if_asked()
                 obs[t] = torch.from_numpy(next_obs)
                 with torch.no_grad():
-                    actions[t], logprobs[t] = act(agent.normalise(obs[t].to(device)))
+                    policy = agent.policy(agent.normalise(obs[t].to(device)))
+                    sample = policy.sample()
+                    actions[t], logprobs[t] = sample, policy.log_prob(sample).sum(-1)
                 next_obs, reward, termination, truncation, infos = envs.step(actions[t].numpy())
                 rewards[t], dones[t] = torch.from_numpy(reward), torch.from_numpy(termination | truncation)
                 cut_off[t] = torch.from_numpy(truncation & ~termination)
@@ -560,7 +557,7 @@ def stop_if_asked() -> None:
 
 
 class Run:
-    """A run's folder, log and checkpoints of `modules`, yours too; the bar shows the counter `unit` up to `total`."""
+    """Folder, log and checkpoints of `modules`, which --resume loads; the bar shows counter `unit` to `total`."""
 
     def __init__(self, args: Args, unit: str, total: int, **modules: Any) -> None:  # noqa: ANN401
         self.args, self.unit, self.modules, self.scores = args, unit, modules, []

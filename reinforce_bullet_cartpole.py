@@ -130,10 +130,10 @@ def find_spec(env_id: str) -> EnvSpec:
 
 
 class WholeEpisodes(gym.Wrapper):
-    """Reports whole episodes: RecordEpisodeStatistics counts them below what ends them at lost lives and clips rewards.
+    """Reports the true scores of whole episodes, as RecordEpisodeStatistics counts them below all other wrappers.
 
-    "return", "length" and the last `info["measures"]` stand in the info of the reset that follows, since
-    EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it is.
+    "return", "length" and what the environment's last `info["measures"]` held stand in the info of the reset after it,
+    since EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it is.
     """
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
@@ -435,7 +435,7 @@ def stop_if_asked() -> None:
 
 
 class Run:
-    """A run's folder, log and checkpoints of `modules`, yours too; the bar shows the counter `unit` up to `total`."""
+    """Folder, log and checkpoints of `modules`, which --resume loads; the bar shows counter `unit` to `total`."""
 
     def __init__(self, args: Args, unit: str, total: int, **modules: Any) -> None:  # noqa: ANN401
         self.args, self.unit, self.modules, self.scores = args, unit, modules, []
