@@ -180,10 +180,9 @@ def make_env(args: Args, render_mode: str | None = None, training_pid: int | Non
     limit = spec.max_episode_steps if args.max_episode_steps is None else args.max_episode_steps
     # Without any time limit an evaluation might never end.
     env = gym.make(spec, **{"max_episode_steps": limit or EVAL_MAX_STEPS, **keywords})
-    space = env.observation_space
-    vectors = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
-    fits = vectors and isinstance(env.action_space, gym.spaces.Discrete)
-    found = " and ".join(f"{type(x).__name__} {x.shape} {x.dtype}" for x in (space, env.action_space))
+    space, actions = env.observation_space, env.action_space
+    fits = isinstance(space, gym.spaces.Box) and len(space.shape) == 1 and isinstance(actions, gym.spaces.Discrete)
+    found = " and ".join(f"{type(x).__name__} {x.shape} {x.dtype}" for x in (space, actions))
     others = "ppo_cartpole.py takes vectors and Discrete actions, ppo_continuous.py vectors and Box, ppo_atari.py"
     require(fits, f"it has {found}; {others} uint8 images from 36 x 36 on and Discrete; envs/README.md tells more")
     return WholeEpisodes(RecordEpisodeStatistics(env, stats_key="whole_episode"))

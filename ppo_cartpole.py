@@ -176,10 +176,9 @@ def make_env(args: Args, render_mode: str | None = None, training_pid: int | Non
     keywords = json.loads(args.env_kwargs) | ({"render_mode": render_mode} if render_mode else {})
     # Without a time limit of its own an evaluation might never end.
     env = gym.make(spec, **{"max_episode_steps": spec.max_episode_steps or EVAL_MAX_STEPS, **keywords})
-    space = env.observation_space
-    vectors = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
-    fits = vectors and isinstance(env.action_space, gym.spaces.Discrete)
-    found = " and ".join(f"{type(x).__name__} {x.shape} {x.dtype}" for x in (space, env.action_space))
+    space, actions = env.observation_space, env.action_space
+    fits = isinstance(space, gym.spaces.Box) and len(space.shape) == 1 and isinstance(actions, gym.spaces.Discrete)
+    found = " and ".join(f"{type(x).__name__} {x.shape} {x.dtype}" for x in (space, actions))
     others = "ppo_cartpole.py takes vectors and Discrete actions, ppo_continuous.py vectors and Box, ppo_atari.py"
     require(fits, f"it has {found}; {others} uint8 images from 36 x 36 on and Discrete; envs/README.md tells more")
     return WholeEpisodes(RecordEpisodeStatistics(env, stats_key="whole_episode"))
