@@ -5,7 +5,6 @@ import torch
 from short_runs import small_run, spy
 from stable_baselines3 import A2C
 from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from torch.distributions import Categorical
 
 import a2c_atari
@@ -23,7 +22,7 @@ def in_order(count, device):
 
 @pytest.mark.parametrize("end", ["Trunc", "Term", "Both"])
 def test_three_updates_are_those_of_ppo_with_one_pass_over_the_whole_batch(tmp_path, monkeypatch, end):
-    monkeypatch.setattr(a2c_atari, "RMSpropTFLike", adam)
+    monkeypatch.setattr(torch.optim, "RMSprop", adam)
     monkeypatch.setattr(torch, "randperm", in_order)
     # Episodes of 3 steps: in the middle of each rollout one ends.
     shared = {"num_envs": 2, "num_steps": 5, "total_timesteps": 30, "gae_lambda": 0.9, "learning_rate": 1e-3}
@@ -64,8 +63,6 @@ def test_one_update_is_that_of_stable_baselines3(tmp_path, monkeypatch):
     ((rewards, values, next_value, dones, *_),) = rollouts
     (obs,) = [x.unflatten(0, (5, 2)) for x in seen if len(x) == 10]
 
-    # As of the zoo, with the same numbers.
-    kwargs = {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"alpha": 0.99, "eps": 1e-5}}
     env = a2c_atari.make_env(args)
     numbers = {
         "gamma": 0.99,
@@ -75,7 +72,7 @@ def test_one_update_is_that_of_stable_baselines3(tmp_path, monkeypatch):
         "max_grad_norm": 0.5,
         "device": "cpu",
     }
-    model = A2C("CnnPolicy", env, 1.0, 5, **numbers, policy_kwargs=kwargs)
+    model = A2C("CnnPolicy", env, 1.0, 5, **numbers)
     model.rollout_buffer.n_envs = 2
     model.rollout_buffer.reset()
     names = {"trunk.0.": "features_extractor.cnn.", "trunk.1": "features_extractor.linear.0"}
