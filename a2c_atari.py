@@ -404,8 +404,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
     with ExitStack() as cleanup:
         envs = cleanup.enter_context(closing(make_envs(args, args.num_envs)))
         agent = Agent(args, envs).to(device)
-        # Torch adds epsilon beside the root. Under it, as in TensorFlow, 1e-5 outweighs squared gradients of 1e-8: after 5M
-        # steps of Pong the score was still -18.
+        # Torch adds epsilon beside the root. Under it, as in TensorFlow, 1e-5 outweighs squared gradients of 1e-8, and
+        # after 5M steps of Pong the score was still -18.
         optimizer = torch.optim.RMSprop(agent.parameters(), lr=args.learning_rate, alpha=0.99, eps=1e-5)
         check_memory(args.batch_size * math.prod(envs.single_observation_space.shape), device)
         num_iterations = args.total_timesteps // args.batch_size  # whole ones; the steps that remain are left out
