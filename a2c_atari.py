@@ -13,8 +13,9 @@ Run:   python a2c_atari.py --env-id PongNoFrameskip-v4
 Shapes: T steps, N envs, B = T * N, M samples, (C, H, W) a stack of C images, A actions.
         Index t is the transition from obs[t]: dones[t] says that step t ended its episode (CleanRL's dones[t + 1]).
 Differs from the paper: the actors step together and one update learns from all of them; a time limit is no end of the
-        task, so the last value of a truncated episode is bootstrapped. `diff ppo_atari.py a2c_atari.py`: A2C is PPO
-        with one pass over the whole batch, where ratios are 1 and nothing is clipped (https://arxiv.org/abs/2205.09123).
+        task, so the last value of a truncated episode is bootstrapped; RMSprop's epsilon is added to the root, not in it.
+        `diff ppo_atari.py a2c_atari.py`: A2C is PPO with one pass over the whole batch, where ratios are 1 and nothing
+        is clipped (https://arxiv.org/abs/2205.09123).
 """
 
 import ctypes
@@ -179,7 +180,7 @@ class NativeAtariEnv(AtariVectorEnv):
 
 
 class WholeEpisodes(gym.Wrapper):
-    """Reports the true scores of whole episodes, as RecordEpisodeStatistics counts them below all other wrappers.
+    """Reports the true scores of whole episodes, which RecordEpisodeStatistics counts below what cuts or clips them.
 
     "return", "length" and what the environment's last `info["measures"]` held stand in the info of the reset after it,
     since EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it is.
@@ -337,7 +338,7 @@ def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film:
     episodes: dict[int, dict[str, float]] = {}
     with closing(make_envs(replace(args, vector="sync"), len(seeds), "rgb_array" if film else None)) as envs:
         obs, _ = envs.reset(seed=seeds[0])
-        options = {"fps": envs.metadata.get("render_fps", 30), "macro_block_size": 2}  # a film closes when it is let go
+        options = {"fps": envs.metadata.get("render_fps", 30), "macro_block_size": 2}  # a deleted writer ends its film
         films = {i: imageio.get_writer(film / f"seed-{seed}.mp4", **options) for i, seed in enumerate(seeds) if film}
         while len(episodes) < len(seeds):
             stop_if_asked()
@@ -352,7 +353,7 @@ def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film:
 
 @torch.no_grad()
 def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film: Path | None = None) -> dict:
-    """Returns arrays (E,) of "return", "length" and measures; episode i has seed + i, `film` is to show the first 3."""
+    """Returns arrays (E,) of "return", "length" and measures; episode i has seed + i, folder film gets the first 3."""
     seeds = range(seed, seed + args.eval_episodes)
     # Training's random streams stay as they were; users' environments may draw from python's and numpy's.
     streams = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -404,8 +405,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
     with ExitStack() as cleanup:
         envs = cleanup.enter_context(closing(make_envs(args, args.num_envs)))
         agent = Agent(args, envs).to(device)
-        # Torch adds epsilon beside the root. Under it, as in TensorFlow, 1e-5 outweighs squared gradients of 1e-8, and
-        # after 5M steps of Pong the score was still -18.
+        # Torch adds epsilon to the root. In it, where paper and TensorFlow have it, 1e-5 outweighs a weight's squared
+        # gradients, near 1e-8: so Pong stood at -18 after 5M steps.
         optimizer = torch.optim.RMSprop(agent.parameters(), lr=args.learning_rate, alpha=0.99, eps=1e-5)
         check_memory(args.batch_size * math.prod(envs.single_observation_space.shape), device)
         num_iterations = args.total_timesteps // args.batch_size  # whole ones; the steps that remain are left out
@@ -562,8 +563,8 @@ class Run:
         self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", step)
         state = "this run is finished" if self.counters[unit] >= total else "going on" if args.resume else "a new run"
         print(f"run folder: {self.folder}\n{state}, at step {step:,}", flush=True)
-        lines = {} if sys.stderr.isatty() else {"mininterval": 30, "maxinterval": 60, "bar_format": "{l_bar}{r_bar}\n"}
-        bar = {"total": total, "initial": self.counters[unit], "disable": not args.progress, "delay": 1} | lines
+        bar = {"total": total, "initial": self.counters[unit], "disable": not args.progress}
+        bar |= {} if sys.stderr.isatty() else {"mininterval": 30, "miniters": 1, "bar_format": "{l_bar}{r_bar}\n"}
         self.bar = tqdm(unit=f" {unit.removeprefix('global_')}", nrows=20, **bar)  # some containers' terminals have 0
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -620,6 +621,7 @@ class Run:
             raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}: lower the rate")
         content = {"script": SCRIPT, "format_version": FORMAT, "args": asdict(self.args), "counters": self.counters}
         content |= {key: x.state_dict() for key, x in self.modules.items() if key != "replay" or name == "latest.pt"}
+        self.writer.flush()
         temporary = self.folder / f"{name}.tmp"
         try:
             with open(temporary, "wb") as file:
@@ -651,9 +653,8 @@ def load_checkpoint(path: str, **modules: Any) -> dict[str, Any]:  # noqa: ANN40
     """Returns what a checkpoint, or a run folder's `latest.pt`, holds, and its "folder"; loads it into the modules."""
     file = Path(path) / "latest.pt" if Path(path).is_dir() else Path(path)
     try:
-        archive = zipfile.ZipFile(file)
-        folders = any(entry.external_attr for entry in archive.infolist())  # torch reads noise in place of one
-        require(archive.testzip() is None and not folders, "it is damaged: a checksum is wrong")  # torch checks none
+        archive = zipfile.ZipFile(file)  # torch checks no CRC, and reads noise where an entry is marked as a folder
+        require(archive.testzip() is None and not any(x.external_attr for x in archive.infolist()), "it is damaged")
         content = torch.load(file, map_location="cpu", weights_only=True)
         made_by = f"{content['script']}.py, format {content['format_version']}"
         require(made_by == f"{SCRIPT}.py, format {FORMAT}", f"it was made by {made_by}")

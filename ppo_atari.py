@@ -189,7 +189,7 @@ class NativeAtariEnv(AtariVectorEnv):
 
 
 class WholeEpisodes(gym.Wrapper):
-    """Reports the true scores of whole episodes, as RecordEpisodeStatistics counts them below all other wrappers.
+    """Reports the true scores of whole episodes, which RecordEpisodeStatistics counts below what cuts or clips them.
 
     "return", "length" and what the environment's last `info["measures"]` held stand in the info of the reset after it,
     since EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it is.
@@ -361,7 +361,7 @@ def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film:
     episodes: dict[int, dict[str, float]] = {}
     with closing(make_envs(replace(args, vector="sync"), len(seeds), "rgb_array" if film else None)) as envs:
         obs, _ = envs.reset(seed=seeds[0])
-        options = {"fps": envs.metadata.get("render_fps", 30), "macro_block_size": 2}  # a film closes when it is let go
+        options = {"fps": envs.metadata.get("render_fps", 30), "macro_block_size": 2}  # a deleted writer ends its film
         films = {i: imageio.get_writer(film / f"seed-{seed}.mp4", **options) for i, seed in enumerate(seeds) if film}
         while len(episodes) < len(seeds):
             stop_if_asked()
@@ -376,7 +376,7 @@ def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film:
 
 @torch.no_grad()
 def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film: Path | None = None) -> dict:
-    """Returns arrays (E,) of "return", "length" and measures; episode i has seed + i, `film` is to show the first 3."""
+    """Returns arrays (E,) of "return", "length" and measures; episode i has seed + i, folder film gets the first 3."""
     seeds = range(seed, seed + args.eval_episodes)
     # Training's random streams stay as they were; users' environments may draw from python's and numpy's.
     streams = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -601,8 +601,8 @@ class Run:
         self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", step)
         state = "this run is finished" if self.counters[unit] >= total else "going on" if args.resume else "a new run"
         print(f"run folder: {self.folder}\n{state}, at step {step:,}", flush=True)
-        lines = {} if sys.stderr.isatty() else {"mininterval": 30, "maxinterval": 60, "bar_format": "{l_bar}{r_bar}\n"}
-        bar = {"total": total, "initial": self.counters[unit], "disable": not args.progress, "delay": 1} | lines
+        bar = {"total": total, "initial": self.counters[unit], "disable": not args.progress}
+        bar |= {} if sys.stderr.isatty() else {"mininterval": 30, "miniters": 1, "bar_format": "{l_bar}{r_bar}\n"}
         self.bar = tqdm(unit=f" {unit.removeprefix('global_')}", nrows=20, **bar)  # some containers' terminals have 0
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -659,6 +659,7 @@ class Run:
             raise FloatingPointError(f"a weight is not finite at step {self.counters['global_step']:,}: lower the rate")
         content = {"script": SCRIPT, "format_version": FORMAT, "args": asdict(self.args), "counters": self.counters}
         content |= {key: x.state_dict() for key, x in self.modules.items() if key != "replay" or name == "latest.pt"}
+        self.writer.flush()
         temporary = self.folder / f"{name}.tmp"
         try:
             with open(temporary, "wb") as file:
@@ -690,9 +691,8 @@ def load_checkpoint(path: str, **modules: Any) -> dict[str, Any]:  # noqa: ANN40
     """Returns what a checkpoint, or a run folder's `latest.pt`, holds, and its "folder"; loads it into the modules."""
     file = Path(path) / "latest.pt" if Path(path).is_dir() else Path(path)
     try:
-        archive = zipfile.ZipFile(file)
-        folders = any(entry.external_attr for entry in archive.infolist())  # torch reads noise in place of one
-        require(archive.testzip() is None and not folders, "it is damaged: a checksum is wrong")  # torch checks none
+        archive = zipfile.ZipFile(file)  # torch checks no CRC, and reads noise where an entry is marked as a folder
+        require(archive.testzip() is None and not any(x.external_attr for x in archive.infolist()), "it is damaged")
         content = torch.load(file, map_location="cpu", weights_only=True)
         made_by = f"{content['script']}.py, format {content['format_version']}"
         require(made_by == f"{SCRIPT}.py, format {FORMAT}", f"it was made by {made_by}")

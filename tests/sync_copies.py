@@ -29,7 +29,7 @@ WITH_RAY = ["ppo_atari_ray.py"]
 """compared too; it trains in tests/test_ray.py, since Ray need not be there"""
 SECTIONS = ("Evaluation", "Bookkeeping")
 """those that are equal as a whole"""
-OWN = {"Args", "minibatch_loss", "train", "make_env", "make_envs", "Agent", "quality"}
+OWN = {"Args", "minibatch_loss", "train", "make_env", "make_envs", "Agent"}
 """names of what each script has for itself"""
 ALLOWED = {
     "ReplayBuffer": (("dqn_atari.py", "dqn_cartpole_pixels.py"), "images are held as single frames, vectors whole")
