@@ -13,7 +13,7 @@ Run:   python a2c_atari.py --env-id PongNoFrameskip-v4
 Shapes: T steps, N envs, B = T * N, M samples, (C, H, W) a stack of C images, A actions.
         Index t is the transition from obs[t]: dones[t] says that step t ended its episode (CleanRL's dones[t + 1]).
 Differs from the paper: the actors step together and one update learns from all of them; a time limit is no end of the
-        task, so the last value of a truncated episode is bootstrapped; RMSprop's epsilon is added to the root, not in it.
+        task, so the last value of a truncated episode is bootstrapped; RMSprop's epsilon is added to its root.
         `diff ppo_atari.py a2c_atari.py`: A2C is PPO with one pass over the whole batch, where ratios are 1 and nothing
         is clipped (https://arxiv.org/abs/2205.09123).
 """
