@@ -13,9 +13,8 @@ Run:   python a2c_atari.py --env-id PongNoFrameskip-v4
 Shapes: T steps, N envs, B = T * N, M samples, (C, H, W) a stack of C images, A actions.
         Index t is the transition from obs[t]: dones[t] says that step t ended its episode (CleanRL's dones[t + 1]).
 Differs from the paper: the actors step together and one update learns from all of them; a time limit is no end of the
-        task, so the last value of a truncated episode is bootstrapped; RMSprop's epsilon is added to its root.
-        `diff ppo_atari.py a2c_atari.py`: A2C is PPO with one pass over the whole batch, where ratios are 1 and nothing
-        is clipped (https://arxiv.org/abs/2205.09123).
+        task, so the last value of a truncated episode is bootstrapped. `diff ppo_atari.py a2c_atari.py`: A2C is PPO
+        with one pass over the whole batch, where ratios are 1 and nothing is clipped (https://arxiv.org/abs/2205.09123).
 """
 
 import ctypes
@@ -422,8 +421,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         size, (channels, height, width) = (args.num_steps, args.num_envs), envs.single_observation_space.shape
         images = torch.zeros((*size, height, width, channels), dtype=torch.uint8, device=device)
         obs = images.permute(0, 1, 4, 2, 3)
-        actions = torch.zeros(size, dtype=torch.int64, device=device)
-        values = torch.zeros(size, device=device)
+        actions, values = torch.zeros(size, dtype=torch.int64, device=device), torch.zeros(size, device=device)
         rewards, dones = torch.zeros(size), torch.zeros(size)  # at time limits rewards get gamma * V(final obs) too
 
         next_obs, _ = envs.reset(seed=run.env_seed)
@@ -473,9 +471,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
             optimizer.step()
             terms = {"value_loss": v_loss, "policy_loss": pg_loss, "entropy": entropy, "grad_norm": grad_norm}
-            means = torch.stack(list(terms.values())).tolist()
             run.counters["global_step"] = global_step = iteration * args.batch_size
-            scalars = {f"losses/{name}": mean for name, mean in zip(terms, means, strict=True)}
+            scalars = {f"losses/{name}": value.item() for name, value in terms.items()}
             scalars["losses/explained_variance"] = (1 - (returns - old_values).var() / (returns.var() + 1e-12)).item()
             scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
             scalars["charts/SPS"] = args.batch_size / (time.perf_counter() - start_time)
