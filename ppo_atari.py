@@ -601,7 +601,7 @@ class Run:
         self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", step)
         state = "this run is finished" if self.counters[unit] >= total else "going on" if args.resume else "a new run"
         print(f"run folder: {self.folder}\n{state}, at step {step:,}", flush=True)
-        bar = {"total": total, "initial": self.counters[unit], "disable": not args.progress}
+        bar = {"total": total, "initial": self.counters[unit], "disable": not args.progress, "delay": 1}
         bar |= {} if sys.stderr.isatty() else {"mininterval": 30, "miniters": 1, "bar_format": "{l_bar}{r_bar}\n"}
         self.bar = tqdm(unit=f" {unit.removeprefix('global_')}", nrows=20, **bar)  # some containers' terminals have 0
 
