@@ -709,7 +709,7 @@ def prepare(args: Args) -> torch.device:
         with closing(make_envs(args, 1, "rgb_array" if args.capture_video else None)) as envs:
             envs.reset(seed=args.seed)
             require(not args.capture_video or np.ndim(envs.render()[0]) == 3, "it draws no pictures")
-        if getattr(args, "compile", False):
+        if getattr(args, "compile", False) and args.evaluate is None:
             doing = "--compile needs a C++ compiler"
             torch.compile(torch.neg)(torch.zeros(2, device=device))
     except Exception as error:  # environments and compilers may raise anything

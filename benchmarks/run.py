@@ -1,7 +1,7 @@
 """Repeats the figures that the README claims: runs a table of commands, and compares what came out.
 
 Run:    python benchmarks/run.py --list
-        python benchmarks/run.py --only dqn-cartpole --jobs 2
+        python benchmarks/run.py --only cartpole-dqn --jobs 2
         python benchmarks/run.py --only peers-cartpole peers-plate --out benchmarks/results
         python benchmarks/run.py --only cartpole-ppo --ray auto
 Suite:  a TOML file of [[entry]] tables, `Entry` describes their keys. A learning entry is a training for each of its

@@ -626,7 +626,7 @@ def test_every_report_has_an_entry():
     assert {entry.script for entry in reports} == scripts
     for entry in reports:
         assert f"python benchmarks/run.py --only {entry.name}" in DETAILS
-        report = (ROOT / entry.script).with_suffix(".md").read_text(encoding="utf-8")
+        report = (ROOT / "benchmarks" / f"{entry.name.replace('-', '_')}.md").read_text(encoding="utf-8")
         assert f"python {entry.script} {entry.flags} --out" in report
 
 

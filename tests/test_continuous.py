@@ -366,6 +366,14 @@ def test_compiling_without_a_compiler_is_refused_in_one_line(tmp_path, changed):
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_evaluation_compiles_nothing(monkeypatch, capsys):
+    """So that an agent of a compiled run can be looked at where there is no compiler."""
+    agent = ROOT / "benchmarks" / "agents" / "ppo_continuous__Pendulum-v1.pt"
+    monkeypatch.delattr(torch, "compile")
+    ppo.evaluate_checkpoint(ppo.Args(evaluate=str(agent), compile=True, eval_episodes=2, cuda=False, threads=1))
+    assert " episodes=2 mean_length=200\n" in capsys.readouterr().out
+
+
 # ----- Running statistics -----
 @given(
     data=st.lists(
