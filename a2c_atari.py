@@ -12,9 +12,10 @@ Paper: Mnih et al. 2016, https://arxiv.org/abs/1602.01783, algorithm S3, its act
 Run:   python a2c_atari.py --env-id PongNoFrameskip-v4
 Shapes: T steps, N envs, B = T * N, M samples, (C, H, W) a stack of C images, A actions.
         Index t is the transition from obs[t]: dones[t] says that step t ended its episode (CleanRL's dones[t + 1]).
-Differs from the paper: the actors step together and one update learns from all of them; a time limit is no end of the
-        task, so the last value of a truncated episode is bootstrapped. `diff ppo_atari.py a2c_atari.py`: A2C is PPO
-        with one pass over the whole batch, where ratios are 1 and nothing is clipped (https://arxiv.org/abs/2205.09123).
+Differs from the paper: the actors step together and one update learns from the mean over all of them; the network is
+        DQN's, its weights start orthogonal; a time limit is no end of the task, so the last value of a truncated
+        episode is bootstrapped. `diff ppo_atari.py a2c_atari.py`: A2C is PPO with one pass over the whole batch, where
+        ratios are 1 (https://arxiv.org/abs/2205.09123), advantages as they are, and the value loss not halved.
 """
 
 import ctypes
@@ -71,7 +72,7 @@ class Args:
     checkpoint_every: int = 100_000  # environment steps between checkpoints; 0: only at the end and on interruption
     eval_every: int = 250_000  # environment steps between evaluations during training; 0: only at the end
     eval_episodes: int = 10  # episodes of each evaluation
-    eval_greedy: bool = False  # evaluate with the most probable or the mean action; off: sampled from the policy
+    eval_greedy: bool = False  # evaluate with the best, most probable or mean action; off: sampled or epsilon-greedy
     resume: str | None = None  # continue a run from its folder or from a checkpoint file
     evaluate: str | None = None  # evaluate the checkpoint in this file or run folder, print the result, exit
     capture_video: bool = False  # write MP4 files of evaluation episodes to the run's videos/
@@ -127,7 +128,7 @@ def find_spec(env_id: str) -> EnvSpec:
     importlib.import_module(module or "gymnasium")
     usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
     near = ", ".join(difflib.get_close_matches(name, usable, n=5, cutoff=0.3)) or "none"
-    others = "your own needs its module, as in my_module:MyEnv-v0; Atari games are for ppo_atari.py"
+    others = "your own needs its module, as in my_module:MyEnv-v0; Atari games are for *_atari.py"
     require(name in gym.registry, f"gymnasium has no {name!r}; the nearest ids: {near}; {others}")
     return gym.registry[name]
 
@@ -241,7 +242,7 @@ def make_env(args: Args, render_mode: str | None = None, training_pid: int | Non
         size = shape[:2] if shape[2:] in ((), (1,), (3,)) else shape[1:]
         fits = images and min(size) >= 36 and isinstance(env.action_space, gym.spaces.Discrete)
         found = " and ".join(f"{type(x).__name__} {x.shape} {x.dtype}" for x in (space, env.action_space))
-        others = "ppo_cartpole.py takes vectors and Discrete actions, ppo_continuous.py vectors and Box, ppo_atari.py"
+        others = "ppo_cartpole.py takes vectors and Discrete actions, ppo_continuous.py vectors and Box, *_atari.py"
         require(fits, f"it has {found}; {others} uint8 images from 36 x 36 on and Discrete; envs/README.md tells more")
         env = RecordEpisodeStatistics(env, stats_key="whole_episode")
     shape = env.observation_space.shape
@@ -398,7 +399,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
     if not args.amp and (device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()):
         print("hint: --amp is faster here", flush=True)
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        # Freed memory stays here, since each minibatch asks for as much: page faults took a fifth of the speed.
+        # Freed memory stays here, since each update asks for as much: page faults took a fifth of the speed.
         libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
     with ExitStack() as cleanup:
@@ -407,7 +408,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         # Torch adds epsilon to the root. In it, where paper and TensorFlow have it, 1e-5 outweighs a weight's squared
         # gradients, near 1e-8: so Pong stood at -18 after 5M steps.
         optimizer = torch.optim.RMSprop(agent.parameters(), lr=args.learning_rate, alpha=0.99, eps=1e-5)
-        check_memory(args.batch_size * math.prod(envs.single_observation_space.shape), device)
+        check_memory(args.batch_size * math.prod(envs.single_observation_space.shape), device, "num-steps")
         num_iterations = args.total_timesteps // args.batch_size  # whole ones; the steps that remain are left out
         before = Args(**load_checkpoint(args.resume)["args"]) if args.resume is not None else args
         require(before.batch_size == args.batch_size, "--num-envs times --num-steps, the batch, must stay what it was")
@@ -417,7 +418,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         forward = torch.compile(agent, mode=mode) if args.compile else agent
 
         # Storage of one rollout: what the network needs is on its device, the rest on the CPU, since (T, N) is small.
-        # Channels come last in memory, as the convolutions want them, so that no minibatch is put in order again.
+        # Channels come last in memory, as the convolutions want them, so that no batch is put in order again.
         size, (channels, height, width) = (args.num_steps, args.num_envs), envs.single_observation_space.shape
         images = torch.zeros((*size, height, width, channels), dtype=torch.uint8, device=device)
         obs = images.permute(0, 1, 4, 2, 3)
@@ -458,11 +459,9 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             returns = advantages + old_values
 
             # (T, N, ...) -> (B, ...), then one step along the gradient of the whole batch.
-            stacked = (obs, actions, advantages, returns)
-            b_obs, b_actions, b_advantages, b_returns = (x.flatten(0, 1).to(device) for x in stacked)
-            policy, new_values = forward(b_obs)
-            pg_loss = -(policy.log_prob(b_actions) * b_advantages).mean()
-            v_loss = (new_values - b_returns).square().mean()
+            policy, new_values = forward(obs.flatten(0, 1))
+            pg_loss = -(policy.log_prob(actions.flatten()) * advantages.flatten().to(device)).mean()
+            v_loss = (new_values - returns.flatten().to(device)).square().mean()
             entropy = policy.entropy().mean()
             loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
 
@@ -473,7 +472,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             terms = {"value_loss": v_loss, "policy_loss": pg_loss, "entropy": entropy, "grad_norm": grad_norm}
             run.counters["global_step"] = global_step = iteration * args.batch_size
             scalars = {f"losses/{name}": value.item() for name, value in terms.items()}
-            scalars["losses/explained_variance"] = (1 - (returns - old_values).var() / (returns.var() + 1e-12)).item()
+            scalars["losses/explained_variance"] = 1 - advantages.numpy().var() / (returns.numpy().var() + 1e-12)
             scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
             scalars["charts/SPS"] = args.batch_size / (time.perf_counter() - start_time)
             run.log(scalars)
@@ -542,7 +541,7 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
         except OSError as error:
             raise UsageError(f"--run-dir {args.run_dir}: {error}") from error
-        for stray in self.folder.glob("*.tmp"):
+        for stray in self.folder.glob("*.pt.tmp"):
             stray.unlink()
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
         about["versions"] = {"python": sys.version.split()[0], "torch": torch.__version__}
@@ -682,12 +681,12 @@ def check_limits(args: Args, limits: dict[str, tuple[float, float]]) -> None:
                 require(value is None or (least <= value <= most and value < math.inf), message)
 
 
-def check_memory(num_bytes: int, device: torch.device) -> None:
-    """Says what the storage takes, and raises a UsageError if the device has less free memory."""
+def check_memory(num_bytes: int, device: torch.device, flag: str) -> None:
+    """Says what the storage takes; raises a UsageError, which names the flag, if the device has less free memory."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     sizes = f"storage: {num_bytes / 2**20:,.1f} MiB; free on {device}: {free / 2**20:,.1f} MiB"
     print(sizes, flush=True)
-    require(num_bytes <= free, f"{sizes}; lower --num-envs, --num-steps or --buffer-size")
+    require(num_bytes <= free, f"{sizes}; lower --{flag}")
 
 
 def seed_everything(seed: int) -> None:
@@ -704,7 +703,7 @@ def prepare(args: Args) -> torch.device:
         require(importlib.util.find_spec(package), f"--track, --plot: a package is missing: pip install {package}")
     torch.set_num_threads(args.threads or min(torch.get_num_threads(), 8))
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    doing = f"--env-id {args.env_id} cannot be used"
+    doing = f"--env-id {args.env_id} with --env-kwargs {args.env_kwargs} cannot be used"
     try:  # better known before hours of training
         with closing(make_envs(args, 1, "rgb_array" if args.capture_video else None)) as envs:
             envs.reset(seed=args.seed)

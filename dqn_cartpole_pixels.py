@@ -14,8 +14,9 @@ Paper: Mnih et al. 2015, https://www.nature.com/articles/nature14236; Double DQN
 Run:   python dqn_cartpole_pixels.py
 Shapes: N envs, M samples of a batch, S frames of a stack, A actions, images are (C, H, W).
 Differs from the paper: frames are cropped, small, and show the last action; Adam instead of RMSProp; the error is
-        squared, where the paper clips it (--loss huber does too); gradients are clipped by their norm; weights start
-        orthogonal; frequencies count the steps of all environments together; a time limit is no end of the task.
+        squared, where the paper clips it (--loss huber does too); gradients are clipped by their norm; linear layers
+        in place of convolutions; frequencies count the steps of all environments together; a time limit is no end of
+        the task.
 """
 
 import ctypes
@@ -74,7 +75,7 @@ class Args:
     checkpoint_every: int = 25_000  # environment steps between checkpoints; 0: only at the end and on interruption
     eval_every: int = 10_000  # environment steps between evaluations during training; 0: only at the end
     eval_episodes: int = 10  # episodes of each evaluation
-    eval_greedy: bool = True  # evaluate with the most probable or the mean action; off: sampled from the policy
+    eval_greedy: bool = True  # evaluate with the best, most probable or mean action; off: sampled or epsilon-greedy
     resume: str | None = None  # continue a run from its folder or from a checkpoint file
     evaluate: str | None = None  # evaluate the checkpoint in this file or run folder, print the result, exit
     capture_video: bool = False  # write MP4 files of evaluation episodes to the run's videos/
@@ -93,7 +94,7 @@ class Args:
     resolution: tuple[int, int] = (7, 120)  # rows and columns of a frame, to which what was cropped is shrunk
     stack: int = 6  # frames that an observation shows, the newest and those before, S
     differences: bool = False  # the network sees the newest frame, and of those before their differences to the next
-    show_action: bool = True  # a row below the picture shows the action before it, which moves nothing in it yet
+    show_action: bool = True  # a row below the picture shows the action before it, whose last step moves nothing yet
     reference_line: bool = False  # draw a vertical line at the centre of the picture
     invert: bool = True  # 0 is white, the colour of CartPole's paper, as in frames before the start of an episode
     fast_drawing: bool = True  # draw CartPole without Gymnasium, the same picture in a tenth of the time
@@ -137,8 +138,6 @@ class Args:
             "learning_starts": (0, self.total_timesteps - 1),
         }
         check_limits(self, limits)
-        top, bottom, left, right = self.crop or (0, 1, 0, 1)
-        require(top < bottom and left < right, f"--crop {self.crop} leaves nothing: it is TOP BOTTOM LEFT RIGHT")
 
 
 # ----- Environment -----
@@ -148,7 +147,7 @@ def find_spec(env_id: str) -> EnvSpec:
     importlib.import_module(module or "gymnasium")
     usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
     near = ", ".join(difflib.get_close_matches(name, usable, n=5, cutoff=0.3)) or "none"
-    others = "your own needs its module, as in my_module:MyEnv-v0; Atari games are for ppo_atari.py"
+    others = "your own needs its module, as in my_module:MyEnv-v0; Atari games are for *_atari.py"
     require(name in gym.registry, f"gymnasium has no {name!r}; the nearest ids: {near}; {others}")
     return gym.registry[name]
 
@@ -176,13 +175,14 @@ def draw_cartpole(state: np.ndarray) -> np.ndarray:
 class Frames(gym.Wrapper):
     """Repeats actions, and shows the picture after the last step, cropped, grey and small, as (H, W) uint8.
 
-    CartPole's next position is the present one plus the present speed, so a step's action moves nothing before the next
-    step. A row below the picture shows the action at once: its part of the row, from left to right, is 255.
+    CartPole's next position is the present one plus the present speed, so the last step's action moves nothing before
+    the next one. A row below the picture shows the action at once: its part of the row, from left to right, is 255.
     """
 
     def __init__(self, env: gym.Env, args: Args) -> None:
         super().__init__(env)
         self.args, (rows, columns) = args, args.resolution
+        self.metadata = {**env.metadata, "render_fps": env.metadata.get("render_fps", 30) / args.frame_skip}
         self.observation_space = gym.spaces.Box(0, 255, (rows + args.show_action, columns), np.uint8)
         is_cartpole = type(env.unwrapped) is CartPoleEnv
         self.draws_itself = is_cartpole and args.fast_drawing
@@ -194,6 +194,7 @@ class Frames(gym.Wrapper):
         picture = draw_cartpole(self.unwrapped.state) if self.draws_itself else self.env.render()
         require(np.ndim(picture) == 3, "it draws no pictures")
         top, bottom, left, right = (round(x * picture.shape[i // 2]) for i, x in enumerate(self.crop))
+        require(top < bottom and left < right, f"--crop {self.crop} leaves nothing: it is TOP BOTTOM LEFT RIGHT")
         grey = cv2.cvtColor(np.ascontiguousarray(picture[top:bottom, left:right]), cv2.COLOR_RGB2GRAY)
         if self.args.reference_line:
             grey[:, grey.shape[1] // 2 - 1 :][:, :3] = 0
@@ -267,10 +268,11 @@ def make_env(args: Args, render_mode: str | None = None, training_pid: int | Non
     spec = find_spec(args.env_id)
     keywords = json.loads(args.env_kwargs) | {"render_mode": "rgb_array"}
     # Without a time limit of its own an evaluation might never end.
-    env = gym.make(spec, **{"max_episode_steps": spec.max_episode_steps or EVAL_MAX_STEPS, **keywords})
+    limit = spec.max_episode_steps or EVAL_MAX_STEPS * args.frame_skip
+    env = gym.make(spec, **{"max_episode_steps": limit, **keywords})
     fits = isinstance(env.action_space, gym.spaces.Discrete)
     found = " and ".join(f"{type(x).__name__} {x.shape} {x.dtype}" for x in (env.observation_space, env.action_space))
-    others = "ppo_cartpole.py takes vectors and Discrete actions, ppo_continuous.py vectors and Box, ppo_atari.py"
+    others = "ppo_cartpole.py takes vectors and Discrete actions, ppo_continuous.py vectors and Box, *_atari.py"
     require(fits, f"it has {found}; {others} uint8 images from 36 x 36 on and Discrete; envs/README.md tells more")
     env = RecordEpisodeStatistics(Frames(env, args), stats_key="whole_episode")
     return WholeEpisodes(gym.wrappers.FrameStackObservation(env, args.stack, padding_type="zero"))
@@ -523,7 +525,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         envs = cleanup.enter_context(closing(make_envs(args, args.num_envs)))
         # A row is one frame, and 17 bytes of numbers.
         memory, obs_shape = torch.device("cpu"), envs.single_observation_space.shape
-        check_memory(args.buffer_size * (math.prod(obs_shape) // args.stack + 17), memory)
+        check_memory(args.buffer_size * (math.prod(obs_shape) // args.stack + 17), memory, "buffer-size")
         replay = ReplayBuffer(args.buffer_size, args.num_envs, obs_shape, args.stack, memory)
         agent = Agent(args, envs).to(device)
         target_network = deepcopy(agent)
@@ -585,11 +587,11 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
                 scalars |= {"charts/epsilon": epsilon, "charts/learning_rate": optimizer.param_groups[0]["lr"]}
                 scalars["charts/SPS"] = (global_step - log_step) / (time.perf_counter() - log_time)
                 run.log(scalars)
+                if evaluating:
+                    run.keep_best(evaluate(agent, args, args.seed + 10_000, device))
+                elif saving:
+                    run.save("latest.pt")
                 losses, log_time, log_step = [], time.perf_counter(), global_step
-            if evaluating:
-                run.keep_best(evaluate(agent, args, args.seed + 10_000, device))
-            elif saving:
-                run.save("latest.pt")
 
         evaluation = final_evaluation(agent, args, run.folder, device)
         if run.counters["evaluated"] < run.counters["global_step"]:
@@ -649,7 +651,7 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
         except OSError as error:
             raise UsageError(f"--run-dir {args.run_dir}: {error}") from error
-        for stray in self.folder.glob("*.tmp"):
+        for stray in self.folder.glob("*.pt.tmp"):
             stray.unlink()
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
         about["versions"] = {"python": sys.version.split()[0], "torch": torch.__version__}
@@ -789,12 +791,12 @@ def check_limits(args: Args, limits: dict[str, tuple[float, float]]) -> None:
                 require(value is None or (least <= value <= most and value < math.inf), message)
 
 
-def check_memory(num_bytes: int, device: torch.device) -> None:
-    """Says what the storage takes, and raises a UsageError if the device has less free memory."""
+def check_memory(num_bytes: int, device: torch.device, flag: str) -> None:
+    """Says what the storage takes; raises a UsageError, which names the flag, if the device has less free memory."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     sizes = f"storage: {num_bytes / 2**20:,.1f} MiB; free on {device}: {free / 2**20:,.1f} MiB"
     print(sizes, flush=True)
-    require(num_bytes <= free, f"{sizes}; lower --num-envs, --num-steps or --buffer-size")
+    require(num_bytes <= free, f"{sizes}; lower --{flag}")
 
 
 def seed_everything(seed: int) -> None:
@@ -811,7 +813,7 @@ def prepare(args: Args) -> torch.device:
         require(importlib.util.find_spec(package), f"--track, --plot: a package is missing: pip install {package}")
     torch.set_num_threads(args.threads or min(torch.get_num_threads(), 8))
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    doing = f"--env-id {args.env_id} cannot be used"
+    doing = f"--env-id {args.env_id} with --env-kwargs {args.env_kwargs} cannot be used"
     try:  # better known before hours of training
         with closing(make_envs(args, 1, "rgb_array" if args.capture_video else None)) as envs:
             envs.reset(seed=args.seed)

@@ -69,7 +69,7 @@ class Args:
     checkpoint_every: int = 25_000  # environment steps between checkpoints; 0: only at the end and on interruption
     eval_every: int = 10_000  # environment steps between evaluations during training; 0: only at the end
     eval_episodes: int = 10  # episodes of each evaluation
-    eval_greedy: bool = True  # evaluate with the most probable or the mean action; off: sampled from the policy
+    eval_greedy: bool = True  # evaluate with the best, most probable or mean action; off: sampled or epsilon-greedy
     resume: str | None = None  # continue a run from its folder or from a checkpoint file
     evaluate: str | None = None  # evaluate the checkpoint in this file or run folder, print the result, exit
     capture_video: bool = False  # write MP4 files of evaluation episodes to the run's videos/
@@ -129,7 +129,7 @@ def find_spec(env_id: str) -> EnvSpec:
     importlib.import_module(module or "gymnasium")
     usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
     near = ", ".join(difflib.get_close_matches(name, usable, n=5, cutoff=0.3)) or "none"
-    others = "your own needs its module, as in my_module:MyEnv-v0; Atari games are for ppo_atari.py"
+    others = "your own needs its module, as in my_module:MyEnv-v0; Atari games are for *_atari.py"
     require(name in gym.registry, f"gymnasium has no {name!r}; the nearest ids: {near}; {others}")
     return gym.registry[name]
 
@@ -183,7 +183,7 @@ def make_env(args: Args, render_mode: str | None = None, training_pid: int | Non
     space, actions = env.observation_space, env.action_space
     fits = isinstance(space, gym.spaces.Box) and len(space.shape) == 1 and isinstance(actions, gym.spaces.Discrete)
     found = " and ".join(f"{type(x).__name__} {x.shape} {x.dtype}" for x in (space, actions))
-    others = "ppo_cartpole.py takes vectors and Discrete actions, ppo_continuous.py vectors and Box, ppo_atari.py"
+    others = "ppo_cartpole.py takes vectors and Discrete actions, ppo_continuous.py vectors and Box, *_atari.py"
     require(fits, f"it has {found}; {others} uint8 images from 36 x 36 on and Discrete; envs/README.md tells more")
     return WholeEpisodes(RecordEpisodeStatistics(env, stats_key="whole_episode"))
 
@@ -381,7 +381,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
         # Of each transition two observations and four numbers more, of 4 bytes; actions take two.
         obs_dim = envs.single_observation_space.shape[0]
-        check_memory(4 * args.buffer_size * (2 * obs_dim + 4), torch.device("cpu"))
+        check_memory(4 * args.buffer_size * (2 * obs_dim + 4), torch.device("cpu"), "buffer-size")
         replay = ReplayBuffer(args.buffer_size, obs_dim)
         modules = {"agent": agent, "target_network": target_network, "optimizer": optimizer}
         modules |= {"replay": replay} if args.save_replay else {}
@@ -437,11 +437,11 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
                 scalars |= {"charts/epsilon": epsilon, "charts/learning_rate": optimizer.param_groups[0]["lr"]}
                 scalars["charts/SPS"] = (global_step - log_step) / (time.perf_counter() - log_time)
                 run.log(scalars)
+                if evaluating:
+                    run.keep_best(evaluate(agent, args, args.seed + 10_000, device))
+                elif saving:
+                    run.save("latest.pt")
                 losses, log_time, log_step = [], time.perf_counter(), global_step
-            if evaluating:
-                run.keep_best(evaluate(agent, args, args.seed + 10_000, device))
-            elif saving:
-                run.save("latest.pt")
 
         evaluation = final_evaluation(agent, args, run.folder, device)
         if run.counters["evaluated"] < run.counters["global_step"]:
@@ -501,7 +501,7 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
         except OSError as error:
             raise UsageError(f"--run-dir {args.run_dir}: {error}") from error
-        for stray in self.folder.glob("*.tmp"):
+        for stray in self.folder.glob("*.pt.tmp"):
             stray.unlink()
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
         about["versions"] = {"python": sys.version.split()[0], "torch": torch.__version__}
@@ -641,12 +641,12 @@ def check_limits(args: Args, limits: dict[str, tuple[float, float]]) -> None:
                 require(value is None or (least <= value <= most and value < math.inf), message)
 
 
-def check_memory(num_bytes: int, device: torch.device) -> None:
-    """Says what the storage takes, and raises a UsageError if the device has less free memory."""
+def check_memory(num_bytes: int, device: torch.device, flag: str) -> None:
+    """Says what the storage takes; raises a UsageError, which names the flag, if the device has less free memory."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     sizes = f"storage: {num_bytes / 2**20:,.1f} MiB; free on {device}: {free / 2**20:,.1f} MiB"
     print(sizes, flush=True)
-    require(num_bytes <= free, f"{sizes}; lower --num-envs, --num-steps or --buffer-size")
+    require(num_bytes <= free, f"{sizes}; lower --{flag}")
 
 
 def seed_everything(seed: int) -> None:
@@ -663,7 +663,7 @@ def prepare(args: Args) -> torch.device:
         require(importlib.util.find_spec(package), f"--track, --plot: a package is missing: pip install {package}")
     torch.set_num_threads(args.threads or min(torch.get_num_threads(), 8))
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    doing = f"--env-id {args.env_id} cannot be used"
+    doing = f"--env-id {args.env_id} with --env-kwargs {args.env_kwargs} cannot be used"
     try:  # better known before hours of training
         with closing(make_envs(args, 1, "rgb_array" if args.capture_video else None)) as envs:
             envs.reset(seed=args.seed)

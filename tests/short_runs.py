@@ -15,8 +15,6 @@ import torch
 from sync_copies import SCRIPTS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-LOWER = "lower --num-envs, --num-steps or --buffer-size"
-"""what the error of a storage that does not fit ends with"""
 START = {"eval_episodes": 2, "eval_every": 0, "checkpoint_every": 0, "threads": 1, "cuda": False, "progress": False}
 PPO = {"num_envs": 2, "num_steps": 32, "num_minibatches": 2, "update_epochs": 2, "total_timesteps": 128}
 """64 samples an iteration in 2 minibatches, twice over: 4 updates an iteration; 2 iterations"""

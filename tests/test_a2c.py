@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from short_runs import small_run, spy
+from short_runs import only_run, scalars, small_run, spy
 from stable_baselines3 import A2C
 from stable_baselines3.common.logger import Logger
 from torch.distributions import Categorical
@@ -18,6 +18,13 @@ def adam(parameters, lr, **_):
 def in_order(count, device):
     """In place of torch.randperm, which would draw from the stream that actions are drawn from."""
     return torch.arange(count, device=device)
+
+
+def test_one_step_of_one_environment_is_a_batch(tmp_path):
+    """Its explained variance is that of one number: 1 - 0 / 0 would not be finite."""
+    _, args = small_run("a2c_atari", tmp_path, num_envs=1, num_steps=1, total_timesteps=3)
+    a2c_atari.train(args)
+    assert scalars(only_run(tmp_path))["losses/explained_variance"] == [(1, 1.0), (2, 1.0), (3, 1.0)]
 
 
 @pytest.mark.parametrize("end", ["Trunc", "Term", "Both"])

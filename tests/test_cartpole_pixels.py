@@ -178,13 +178,25 @@ def test_training_is_that_of_dqn_atari(tmp_path, monkeypatch, end):
         assert found[tag] == right[tag], tag
 
 
+def test_an_endless_evaluation_is_cut_and_a_film_is_as_fast_as_the_game(tmp_path, monkeypatch, capsys):
+    """17 decisions of 2 steps; the environment's 30 pictures a second are of single steps."""
+    monkeypatch.setattr(script, "EVAL_MAX_STEPS", 17)
+    _, args = small_run("dqn_cartpole_pixels", tmp_path, env_id="small_envs:RampEndless-v0", eval_episodes=1)
+    script.train(args)
+    assert "episode 0: return=34 length=17, at the cap\n" in capsys.readouterr().out
+    with script.make_env(args) as env:
+        assert env.metadata["render_fps"] == 15
+
+
 # ----- Environments and arguments -----
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--env-id=Pendulum-v1"], "Box .*; ppo_cartpole.py takes"),
         (["--env-id=small_envs:RightAction-v0"], "cannot be used"),
-        (["--crop", "0.5", "0.4", "0", "1"], "leaves nothing"),
+        (["--crop", "0.5", "0.4", "0", "1"], r"--crop \(0.5, 0.4, 0.0, 1.0\) leaves nothing"),
+        (["--crop", "0.5", "0.5005", "0", "1"], "leaves nothing"),  # rows 200 to 200 of 400
+        (["--env-kwargs=[1]"], r"--env-kwargs \[1\] cannot be used"),
         (["--crop", "0", "1.5", "0", "1"], "--crop 1.5 must be between 0 and 1"),
         (["--resolution", "0", "80"], "--resolution 0 must be between 1 and 1,000"),
         (["--frame-skip=0"], "--frame-skip 0 must be between 1 and 255"),

@@ -15,19 +15,7 @@ import psutil
 import pytest
 import torch
 from conftest import ROOT
-from short_runs import (
-    LOWER,
-    assert_equal,
-    command_line,
-    failed,
-    flags_of,
-    load,
-    only_run,
-    resume,
-    scalars,
-    spy,
-    spy_runs,
-)
+from short_runs import assert_equal, command_line, failed, flags_of, load, only_run, resume, scalars, spy, spy_runs
 from torch import nn
 
 import dqn_balancing_plate
@@ -281,7 +269,7 @@ def test_the_story_of_both_scripts_is_the_same():
     """So what is tested on one of them holds for the other, but for what makes an agent of the plate the best one."""
     for name in ("train", "make_envs", "Agent"):
         one, other = (inspect.getsource(getattr(x, name)) for x in (script, dqn_balancing_plate))
-        ranked = "evaluation = {}\n                run.keep_best(evaluation, quality(evaluation))"
+        ranked = "evaluation = {}\n                    run.keep_best(evaluation, quality(evaluation))"
         evaluate = "evaluate(agent, args, args.seed + 10_000, device)"
         other = other.replace(ranked.format(evaluate), f"run.keep_best({evaluate})")
         assert one == other.replace("run.keep_best(evaluation, quality(evaluation))", "run.keep_best(evaluation)"), name
@@ -835,7 +823,7 @@ def test_a_memory_larger_than_the_free_memory_is_refused(tmp_path, monkeypatch, 
     flags = flags_of(tiny(tmp_path, buffer_size=2**20, total_timesteps=4, learning_starts=0))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=need - 1))
     status, text = failed(script, monkeypatch, capsys, *flags)
-    assert (status, text) == (2, f"error: storage: 24.0 MiB; free on cpu: 24.0 MiB; {LOWER}\n")
+    assert (status, text) == (2, "error: storage: 24.0 MiB; free on cpu: 24.0 MiB; lower --buffer-size\n")
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=need))
     command_line(script, monkeypatch, *flags)

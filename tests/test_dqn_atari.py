@@ -10,19 +10,7 @@ import psutil
 import pytest
 import small_envs
 import torch
-from short_runs import (
-    LOWER,
-    assert_equal,
-    command_line,
-    failed,
-    flags_of,
-    load,
-    only_run,
-    resume,
-    scalars,
-    spy,
-    spy_runs,
-)
+from short_runs import assert_equal, command_line, failed, flags_of, load, only_run, resume, scalars, spy, spy_runs
 
 import dqn_atari
 
@@ -604,7 +592,7 @@ def test_a_loss_that_overflows_ends_the_run_and_keeps_the_checkpoint(tmp_path, m
     (["--total-timesteps=1", "--learning-starts=0"], "--total-timesteps 1 must be between 2 and inf"),
     (["--loss=l1"], "--loss"),
     (["--backend=envpool"], "--backend"),
-    (["--env-id=CartPole-v1"], "--env-id CartPole-v1 cannot be used: it has Box (4,) float32 "),
+    (["--env-id=CartPole-v1"], "--env-id CartPole-v1 with --env-kwargs {} cannot be used: it has Box (4,) float32 "),
     (["--env-id=Pong-v4"], "skips frames at random; use PongNoFrameskip-v4 or ALE/Pong-v5"),
 ], ids=lambda x: " ".join(x) if isinstance(x, list) else "")  # fmt: skip
 def test_a_wrong_value_is_refused(tmp_path, monkeypatch, capsys, flags, message):
@@ -623,7 +611,7 @@ def test_a_memory_larger_than_the_free_memory_is_refused(tmp_path, monkeypatch, 
     # Before anything else of a run is made.
     monkeypatch.setattr(dqn_atari, "Agent", None)
     status, text = failed(dqn_atari, monkeypatch, capsys, *flags)
-    assert (status, text) == (2, f"error: storage: 1,313.0 MiB; free on cpu: 1,313.0 MiB; {LOWER}\n")
+    assert (status, text) == (2, "error: storage: 1,313.0 MiB; free on cpu: 1,313.0 MiB; lower --buffer-size\n")
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=need))

@@ -291,7 +291,7 @@ def test_a_loss_that_overflows_ends_the_run_and_keeps_the_checkpoint(tmp_path, m
     [
         (
             ["--env-id=Pendulum-v1"],
-            "Pendulum-v1 cannot be used: it has Box (3,) float32 and Box (1,) float32; ppo_cartpole.py takes",
+            "--env-kwargs {} cannot be used: it has Box (3,) float32 and Box (1,) float32; ppo_cartpole.py takes",
         ),
         (["--env-id=small_envs:Ramp3Term-v0"], "Box (1, 36, 36) uint8 and Discrete () int64; ppo_cartpole.py takes"),
         (["--env-id=FrozenLake-v1"], "it has Discrete () int64 and Discrete () int64; ppo_cartpole.py takes"),

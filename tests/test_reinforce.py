@@ -13,19 +13,7 @@ import psutil
 import pytest
 import small_envs
 import torch
-from short_runs import (
-    LOWER,
-    assert_equal,
-    command_line,
-    failed,
-    flags_of,
-    load,
-    only_run,
-    resume,
-    scalars,
-    small_run,
-    spy,
-)
+from short_runs import assert_equal, command_line, failed, flags_of, load, only_run, resume, scalars, small_run, spy
 from torch import nn
 
 import reinforce_bullet_cartpole as script
@@ -679,7 +667,7 @@ def test_a_loss_that_overflows_ends_the_run_and_keeps_the_checkpoint(tmp_path, m
     (["--env-id=BulletCartPole"], "gymnasium has no 'BulletCartPole'; the nearest ids: BulletCartPole-v0"),
     (["--env-id=Pendulum-v1"], "cannot be used: it has Box (3,) float32 and Box (1,) float32; ppo_cartpole.py takes"),
     (["--env-id=small_envs:Ramp3Term-v0"], "Box (1, 36, 36) uint8 and Discrete () int64; ppo_cartpole.py takes"),
-    (["--env-id=TwoSteps-v0", "--capture-video"], "--env-id TwoSteps-v0 cannot be used: "),
+    (["--env-id=TwoSteps-v0", "--capture-video"], "--env-id TwoSteps-v0 with --env-kwargs {} cannot be used: "),
 ], ids=lambda x: " ".join(x) if isinstance(x, list) else "")  # fmt: skip
 def test_a_wrong_value_is_refused(tmp_path, monkeypatch, capsys, flags, message):
     monkeypatch.chdir(tmp_path)
@@ -706,7 +694,7 @@ def test_episodes_larger_than_the_free_memory_are_refused(tmp_path, monkeypatch,
     flags = flags_of(tiny(tmp_path / "runs", "VectorRampLimit7", **own))
     status, text = failed(script, monkeypatch, capsys, *flags)
     mib = f"{need / 2**20:,.1f} MiB"
-    assert (status, text) == (2, f"error: storage: {mib}; free on cpu: {mib}; {LOWER}\n")
+    assert (status, text) == (2, f"error: storage: {mib}; free on cpu: {mib}; lower --episodes-per-update\n")
     assert list(tmp_path.iterdir()) == []
 
 

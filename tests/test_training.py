@@ -81,10 +81,12 @@ def printed(capsys, *starts):
 # ----- Every script -----
 @every_script
 def test_the_speed_is_that_of_the_steps_since_the_last_point(name, tmp_path, monkeypatch):
-    """Each look at the clock finds it a second later."""
-    script, args = small_run(name, tmp_path)
+    """Each look at the clock finds it a second later, and each evaluation and checkpoint takes a second, too."""
+    script, args = small_run(name, tmp_path, eval_every=40, checkpoint_every=30)
     clock = types.SimpleNamespace(perf_counter=itertools.count().__next__, time_ns=time.time_ns)
     monkeypatch.setattr(script, "time", clock)
+    spy(monkeypatch, script, "evaluate", lambda *_: clock.perf_counter())
+    spy(monkeypatch, script.Run, "save", lambda *_: clock.perf_counter())
     script.train(args)
     points = scalars(only_run(tmp_path))["charts/SPS"]
     assert len(points) >= 2

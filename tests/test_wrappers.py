@@ -625,7 +625,7 @@ for name, *spaces in (
     kwargs = dict(zip(("observation_space", "action_space"), spaces, strict=True))
     gym.register(f"{name}-v0", entry_point=Spaces, kwargs=kwargs, disable_env_checker=True)
 SCRIPTS_THAT_FIT = (
-    "ppo_cartpole.py takes vectors and Discrete actions, ppo_continuous.py vectors and Box, ppo_atari.py uint8 images "
+    "ppo_cartpole.py takes vectors and Discrete actions, ppo_continuous.py vectors and Box, *_atari.py uint8 images "
     "from 36 x 36 on and Discrete; envs/README.md tells more"
 )
 
@@ -650,7 +650,8 @@ def test_spaces_that_do_not_fit_are_refused_with_what_does(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     status, error = failed(script, monkeypatch, capsys, f"--env-id={name}-v0", "--no-cuda")
     assert status == 2
-    assert error.startswith(f"error: --env-id {name}-v0 cannot be used: it has {found}; {SCRIPTS_THAT_FIT}")
+    start = f"error: --env-id {name}-v0 with --env-kwargs {{}} cannot be used"
+    assert error.startswith(f"{start}: it has {found}; {SCRIPTS_THAT_FIT}")
     assert list(tmp_path.iterdir()) == []
 
 
