@@ -19,7 +19,7 @@ Reads:  run folders of these scripts, CleanRL, Stable-Baselines3 and its zoo, RL
         has the columns of its first line alone: evaluations that began later stand in its event file.
 Statistics: the unit is the run, never the episode. Scores, pictures and thresholds are taken from one curve, a trailing
         mean of 100 episodes (--smooth). A group gets the median with an interval between two order statistics, whose
-        confidence is exact for any distribution; from 8 runs on the interquartile mean too. A verdict is an exact
+        confidence holds for any distribution; from 8 runs on the interquartile mean too. A verdict is an exact
         two-sided Mann-Whitney test at 5 % after Holm's correction over all pairs; over several environments the runs
         are dealt anew within each.
 """
@@ -139,7 +139,7 @@ class Args:
     baseline: str | None = None  # name of a group: the others are compared with it alone, which asks for fewer seeds
     metric: str = "return"  # return: of episodes in training; eval: mean of evaluations; or any tag
     x: Literal["step", "time"] = "step"  # x axis: environment steps, or seconds without the pauses of resumed runs
-    smooth: int | None = None  # a point is the mean of so many, itself the last; none: 100 episodes, 1 of means
+    smooth: int | None = None  # a point is the mean of so many; none: 100 episodes, 1 of means, which stay as they are
     last_fraction: float = 0.1  # part of a run's x range, at its end, whose mean is the final score
     at_step: int | None = None  # compare the runs as they were at this step: what comes later is left out
     threshold: float | None = None  # score whose first reaching is reported in steps and wall time
@@ -372,7 +372,10 @@ def read_source(source: Path, tags: tuple[str, ...]) -> list[Log]:
             else:
                 with np.load(path) as content:
                     tag, steps, values = "eval/mean_reward", content["timesteps"], content["results"].mean(1)
-            curves[tag] = in_order(steps, np.full(len(steps), np.nan), values)
+            seconds = np.full(len(steps), np.nan)
+            if (known := curves.get(tag)) and len(known.steps):  # an event file has the times, too
+                seconds = np.interp(steps, known.steps, known.seconds)
+            curves[tag] = in_order(steps, seconds, values)
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             warn(f"{path} is damaged")
     episodes, env_id = read_monitors(sorted(source.glob("*monitor.csv")))
@@ -408,8 +411,8 @@ def read_monitors(paths: list[Path]) -> tuple[dict[str, Curve], str]:
 
 def table_of(path: Path) -> dict[str, tuple[str, ...]]:
     """Returns the columns (n,) of a CSV file by name; a ValueError is raised if it is no table."""
-    with open(path, newline="", encoding="utf-8") as file:
-        header, *rows = list(csv.reader(line for line in file if not line.startswith("#"))) or [[]]
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        header, *rows = [row for row in csv.reader(line for line in file if not line.startswith("#")) if row] or [[]]
     # What is still being written may end within a row.
     if rows and len(rows[-1]) < len(header):
         rows.pop()
@@ -483,27 +486,34 @@ def read_download(path: Path, table: dict[str, tuple[str, ...]], tags: tuple[str
 def read_wide(path: Path, table: dict[str, tuple[str, ...]], tags: tuple[str, ...]) -> list[Log]:
     """Returns the runs in a table with a column for each tag, or for each run and tag, "RUN - TAG", as in a chart."""
     # Weights & Biases samples the points of both its charts and, unless told otherwise, its histories.
-    name = next(column for column in (*STEPS, *table) if any(table.get(column, ())))
+    name = next((column for column in (*STEPS, *table) if any(table.get(column, ()))), None)
+    if name is None:
+        raise ValueError("no row")
     steps = numbers(table[name])
     if name in ("_step", "Step"):
         warn(f"{path}: {name} is the count of Weights & Biases, which need not be that of the environment's steps")
+    elif name not in STEPS:
+        warn(f"{path}: {name} is taken for the environment's steps")
     times = next((table[column] for column in TIMES if any(table.get(column, ()))), None)
     seconds = np.full(len(steps), np.nan) if times is None else since_start(numbers(times))
-    curves: dict[str, dict[str, Curve]] = defaultdict(dict, {} if any(" - " in c for c in table) else {"": {}})
+    named = dict.fromkeys(column.rpartition(" - ")[0] for column in table if " - " in column)
+    curves: dict[str, dict[str, Curve]] = {run: {} for run in named or [""]}
     for column, texts in table.items():
         run, _, tag = column.rpartition(" - ")
-        if column in (*STEPS, *TIMES) or column.endswith(("__MIN", "__MAX")) or (tags and tag not in tags):
-            continue
-        if run.startswith(("Group: ", "Grouped runs")):
+        if run.startswith(("Group: ", "Grouped runs")) and curves.pop(run, None) is not None:
             warn(f"{path}: {run} is a mean over runs, which is no run, and left out; export the chart without groups")
+        other = column in (*STEPS, *TIMES) or column.endswith(("__MIN", "__MAX")) or (tags and tag not in tags)
+        if run not in curves or other:
             continue
         with contextlib.suppress(ValueError):  # a column of texts is no curve
             values = numbers(texts)
             kept = np.isfinite(steps) & ~np.isnan(values)
             curves[run][tag] = in_order(steps[kept], seconds[kept], values[kept])
     unit = "episodes" if path.name == "progress.csv" else "sampled episodes"
-    named = {f"{path} {run}".strip(): (path.parent / (run or path.stem), own) for run, own in curves.items()}
-    return [Log(text, keys_of(where), own, unit=unit) for text, (where, own) in named.items()]
+    return [
+        Log(f"{path} {run}".strip(), keys_of(path.parent / (run or path.stem)), own, unit=unit)
+        for run, own in curves.items()
+    ]
 
 
 def smoothing(tag: str, unit: str, args: Args) -> tuple[int, str]:
@@ -592,13 +602,15 @@ def read_runs(args: Args) -> list[Run]:
         lacking += [source] * (None in found)
     if not runs and not lacking:
         raise UsageError(f"{' '.join(args.paths)}: no run found that can be read")
+    cut = "" if args.at_step is None else f" up to step {args.at_step:,}"
+    cut += " with a time" * (args.x == "time")
     if not runs:
         existing = {tag for source in lacking for log in read_source(source, ()) for tag in log.curves}
         wanted = args.metric if args.metric in tags else f"{args.metric} ({' or '.join(tags[:2])})"
-        lack = "no run has a finite point of it" if existing & set(tags) else "no run has it"
+        lack = f"no run has a finite point of it{cut}" if existing & set(tags) else "no run has it"
         raise UsageError(f"--metric {wanted}: {lack}; they have {', '.join(sorted(existing)) or 'no scalars'}")
     for source in lacking:
-        warn(f"{source} has no finite point of {' or '.join(tags[:2])} and is left out")
+        warn(f"{source} has no finite point of {' or '.join(tags[:2])}{cut} and is left out")
     return runs
 
 
@@ -861,8 +873,9 @@ def time_unit(seconds: float) -> tuple[int, str]:
 
 def with_interval(row: dict[str, Any], name: str, show: Callable[[float], str], kind: str = "") -> str:
     """Returns a number of a row and its interval as they are shown: infinite is never, None is nothing."""
-    shown = ["never" if row[key] == math.inf else show(row[key]) for key in (name, f"{name}_low", f"{name}_high")]
-    return shown[0] if row["runs"] == 1 else f"{shown[0]} ({shown[1]} to {shown[2]}{kind})"
+    numbers = [row[key] for key in (name, f"{name}_low", f"{name}_high") if row[key] is not None]
+    shown = ["never" if number == math.inf else show(number) for number in numbers]
+    return shown[0] if row["runs"] == 1 or len(shown) == 1 else f"{shown[0]} ({shown[1]} to {shown[2]}{kind})"
 
 
 def cells(rows: list[dict[str, Any]], args: Args) -> list[list[str]]:
@@ -994,8 +1007,9 @@ def compare(groups: list[Group], args: Args) -> list[Verdict]:
         shared = [env for env in scores[i] if env in scores[j]]
         if not shared or (args.baseline and args.baseline not in (groups[i].name, groups[j].name)):
             continue
-        signs = [np.sign(scores[i][env][:, None] - scores[j][env]).mean() for env in shared]
-        probability = float(np.mean(signs)) / 2 + 0.5
+        # Over all pairs of runs, as the test counts them: an environment with more runs counts more.
+        signs = [np.sign(scores[i][env][:, None] - scores[j][env]).ravel() for env in shared]
+        probability = float(np.concatenate(signs).mean()) / 2 + 0.5
         better, worse = (i, j) if probability >= 0.5 else (j, i)
         pairs = [(scores[better][env], scores[worse][env]) for env in shared]
         sides = [(groups[better].of(env), groups[worse].of(env)) for env in shared]
@@ -1070,8 +1084,11 @@ def aggregate(groups: list[Group], args: Args) -> tuple[list[dict[str, Any]], li
     for group in groups:
         row = {"group": group.name, "environments": len(group.environments), "runs": len(group.runs)}
         columns = normalised(group, lambda runs: final_scores(runs, args), args)
+        varied = min(map(len, columns)) > 1  # drawing one run again and again gives an interval without width
         for name, measure in measures.items():
-            row |= zip((name, f"{name}_low", f"{name}_high"), bootstrapped(columns, measure).tolist(), strict=True)
+            middle, *ends = bootstrapped(columns, measure).tolist()
+            found = (middle, *(ends if varied else (None, None)))
+            row |= zip((name, f"{name}_low", f"{name}_high"), found, strict=True)
         shown = [with_interval(row, name, "{:.3f}".format) for name in measures]
         rows.append(row)
         lines.append([*map(str, list(row.values())[:3]), *shown])
@@ -1224,6 +1241,7 @@ def draw_aggregates(groups: list[Group], args: Args) -> Figure:
 
 def write_pictures(groups: list[Group], verdicts: list[Verdict], args: Args) -> list[Path]:
     """Writes one picture of each kind, and returns their paths."""
+    verdicts = [verdict for verdict in verdicts if verdict.p is not None]
     with matplotlib.rc_context(LOOK):
         figures = {"curves": draw_curves(groups, args)}
         if args.threshold is not None:
@@ -1249,7 +1267,8 @@ def write_tables(path: Path, tables: dict[str, tuple[list[dict], list[list[str]]
                 writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
                 writer.writeheader()
                 for row in rows:  # what there is not is empty, and never is inf
-                    writer.writerow({k: f"{v:.10g}" if isinstance(v, float) else v for k, v in row.items()})
+                    numbers = {k: f"{v:.10g}".replace("nan", "") for k, v in row.items() if isinstance(v, float)}
+                    writer.writerow(row | numbers)
         return written
     table, start = (markdown_table, "") if path.suffix == ".md" else (latex_table, "% ")
     shown = [table(lines) for _, lines in tables.values() if lines]
@@ -1281,6 +1300,8 @@ def report(args: Args) -> None:
     if tested := sum(verdict.p is not None for verdict in verdicts):
         correction = f", p after Holm's correction over {tested} pairs" if tested > 1 else ""
         below.append(f"Verdicts: exact two-sided Mann-Whitney test at {LEVEL:.0%}{correction}.")
+    if args.normalise and len({frozenset(group.environments) for group in groups}) > 1:
+        below.append("note: the groups are over different environments, so their normalised scores are no like things")
     below += [verdict.sentence() for verdict in verdicts] + [f"note: {line}" for line in notes(groups)]
     skrl = [run for run in runs if run.keys["program"] == "skrl"]
     below += ["note: skrl counts a step of all its environments as one; times their number it is ours."] * bool(skrl)

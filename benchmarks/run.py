@@ -712,8 +712,9 @@ def compare(task: str, runs: list[tuple[Job, dict[str, Any]]], out: Path | None)
     """Compares the runs of a task by compare_runs.py, which prints a table; returns whether it could."""
     entry = runs[0][0].entry
     folders = [str(job.folder / done["run_folder"]) for job, done in runs]
-    command = [sys.executable, str(COMPARE), *folders, "--metric", entry.metric, "--group-by", "env_id", "exp_name"]
-    command += [f"--threshold={entry.threshold:g}"]
+    command = [sys.executable, str(COMPARE), *folders, "--metric", entry.metric]
+    if len({job.entry.threshold for job, _ in runs}) == 1:
+        command += [f"--threshold={entry.threshold:g}"]
     if out:
         command += ["--out", str(out / f"{task}.md"), "--pictures", str(out / task)]
     print(f"\ncomparison of {task}:", flush=True)

@@ -20,7 +20,6 @@ from gymnasium.utils import EzPickle
 GRAVITY = 9.81  # m/s^2
 DECISION_TIME = 1 / 20  # s
 MAX_DECISIONS = 500  # the time limit with which the environment is registered
-RAIL_END = 15.0  # m from the middle, where the slider of the URDF stops
 MAX_SPEED = 100.0  # m/s and rad/s, to which Bullet cuts all speeds
 CAMERA = {"distance": 3.5, "yaw": 0, "pitch": -10, "fov": 40, "near": 0.1, "far": 20}  # m and degrees
 SLIDER, HINGE = 0, 1  # the joints, in the order of the URDF
@@ -109,7 +108,7 @@ class BulletCartPole(gym.Env[np.ndarray, np.int64], EzPickle):
     | argument               | default  | original      | meaning                                     |
     | ---------------------- | -------- | ------------- | ------------------------------------------- |
     | `force`                | 10       | 50            | N, above 0, at most 100                     |
-    | `start_range`          | 0.05     | 0.05          | m and rad, 0 to 0.2, below `angle_limit`    |
+    | `start_range`          | 0.05     | 0.05          | m and rad, 0 to 0.2, below both limits      |
     | `start_velocity_range` | 0.05     | 0             | m/s and rad/s, 0 to 1                       |
     | `x_limit`              | 10       | 10            | m, above 0, at most 12                      |
     | `angle_limit`          | 0.2095   | 0.2095        | rad, above 0, at most 1.5                   |
@@ -153,9 +152,10 @@ class BulletCartPole(gym.Env[np.ndarray, np.int64], EzPickle):
         check_number("x_limit", settings.x_limit, above=0, most=12)
         check_number("angle_limit", settings.angle_limit, above=0, most=1.5)
         check_number("start_range", settings.start_range, least=0, most=0.2)
-        if settings.start_range >= settings.angle_limit:
-            rule = f"below angle_limit={settings.angle_limit!r}, or episodes would begin at their end"
-            raise ValueError(f"start_range={settings.start_range!r} must be {rule}")
+        for name in ("angle_limit", "x_limit"):
+            if settings.start_range >= (limit := getattr(settings, name)):
+                rule = f"below {name}={limit!r}, or episodes would begin at their end"
+                raise ValueError(f"start_range={settings.start_range!r} must be {rule}")
         check_number("start_velocity_range", settings.start_velocity_range, least=0, most=1)
         check_number("substeps", settings.substeps, least=1, most=100, whole=True)
         check_number("damping", settings.damping, least=0, most=1)

@@ -307,15 +307,19 @@ def test_each_task_is_compared(monkeypatch, tmp_path, capfd, stub):
     assert main(monkeypatch, tmp_path, "--only", "both", "alone", "--out", tmp_path / "out") == 1
     out = capfd.readouterr().out
     folders = [str(next((tmp_path / "runs" / name).glob("Env-v0__*"))) for name in ("stub", "more", "alone")]
-    tail = ["--group-by", "env_id", "exp_name"]
     files = [
         ["--out", str(tmp_path / "out" / f"{task}.md"), "--pictures", str(tmp_path / "out" / task)]
         for task in ("both", "alone")
     ]
-    assert f"comparison of both:\n{[*folders[:2], '--metric', 'eval', *tail, '--threshold=12', *files[0]]}\n" in out
-    assert f"comparison of alone:\n{[folders[2], '--metric', 'return', *tail, '--threshold=-3', *files[1]]}\n" in out
+    assert f"comparison of both:\n{[*folders[:2], '--metric', 'eval', '--threshold=12', *files[0]]}\n" in out
+    assert f"comparison of alone:\n{[folders[2], '--metric', 'return', '--threshold=-3', *files[1]]}\n" in out
     assert "left-out" not in out
     assert main(monkeypatch, tmp_path, "--only", "both") == 0
+    # Of different thresholds none is that of all.
+    suite_of(tmp_path, entries[0], entry(stub, "more", group="both", seeds=[2], threshold=13))
+    capfd.readouterr()
+    assert main(monkeypatch, tmp_path, "--only", "both") == 0
+    assert f"comparison of both:\n{[*folders[:2], '--metric', 'eval']}\n" in capfd.readouterr().out
 
 
 def test_a_report_runs_last_and_alone(monkeypatch, tmp_path, capsys, stub):

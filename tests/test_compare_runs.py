@@ -385,6 +385,8 @@ def test_a_run_given_as_the_working_folder(tmp_path, monkeypatch):
     [
         ("", "is no CSV file of curves"),
         ("seed,tag,step,wall_time,value\n", "has no row of a curve"),
+        ("global_step,charts/episodic_return\n", "or it is damaged"),
+        ("global_step,ppo - losses/x\n1,2\n", "has no finite point of charts/episodic_return"),
         ("seed,tag,step,wall_time,value\n1,charts/episodic_return,1,nan,2\n", "or it is damaged"),
         ("seed,tag,step,wall_time,value\n1,charts/episodic_return,1,1," + 200_000 * "2", "or it is damaged"),
     ],
@@ -397,6 +399,23 @@ def test_useless_csv_files_are_named(tmp_path, capsys, content, problem):
     error = capsys.readouterr().err
     assert error.startswith(f"note: {path} ")
     assert problem in error
+
+
+def test_a_csv_file_as_a_spreadsheet_writes_it(tmp_path, capsys):
+    """It begins with a byte order mark, and ends with empty lines; its steps have a name of their own."""
+    path = tmp_path / "chart.csv"
+    path.write_text("trainer/epoch,ppo - charts/episodic_return\n10,1\n20,3\n\n\n", encoding="utf-8-sig")
+    (run,) = read(path)
+    assert (run.curve.steps.tolist(), run.curve.values.tolist()) == ([10, 20], [1, 3])
+    assert capsys.readouterr().err == f"note: {path}: trainer/epoch is taken for the environment's steps\n"
+
+
+@pytest.mark.parametrize(("flags", "cut"), [({"at_step": 5}, " up to step 5"), ({"x": "time"}, " with a time")])
+def test_points_that_a_flag_leaves_out_are_told_as_such(tmp_path, flags, cut):
+    path = tmp_path / "chart.csv"
+    path.write_text("global_step,ppo - charts/episodic_return\n10,1\n20,3\n")
+    with pytest.raises(compare_runs.UsageError, match=f"no run has a finite point of it{cut}; they have charts/epi"):
+        read(path, **flags)
 
 
 def test_args_json_that_is_too_deep(tmp_path, capsys):
@@ -524,6 +543,10 @@ def test_zoo(tmp_path):
     assert (run.curve.steps.tolist(), run.curve.values.tolist()) == ([100, 200], [2.0, 5.5])
     assert np.isnan(run.curve.seconds).all()
     assert table_of([row_of([run], threshold=2.0)], threshold=2.0)["time to 2"] == ["not logged"]
+    # The event file beside it has the times, here 10 s a hundred steps.
+    write_events(folder, [(100, 10.0, 2.0, "eval/mean_reward"), (300, 30.0, 5.5, "eval/mean_reward")])
+    (run,) = read(folder, metric="eval", x="time")
+    assert points_of(run) == [(100, 10.0, 2.0), (200, 20.0, 5.5)]
 
 
 def test_progress_of_stable_baselines3(tmp_path):
@@ -1045,6 +1068,18 @@ def test_verdict_over_environments():
     assert verdict.interval is None
 
 
+def test_an_environment_counts_by_its_runs():
+    """Of 10 x 10 + 1 + 1 pairs new scores higher in 100; the means of the environments would say 1 of 3."""
+    runs = [
+        make_run([score + 100 * (name == winner)], env_id=env, exp_name=name, seed=str(score))
+        for env, winner, count in (("A-v0", "new", 10), ("B-v0", "old", 1), ("C-v0", "old", 1))
+        for name in ("old", "new")
+        for score in range(count)
+    ]
+    (verdict,) = compare_runs.compare(compare_runs.group_runs(runs, ["exp_name"]), DEFAULTS)
+    assert (verdict.better, verdict.probability) == ("new", pytest.approx(100 / 102))
+
+
 def test_different_budgets_are_told():
     runs = [
         make_run([1, 1], [0, end], exp_name=name, seed=str(seed))
@@ -1244,6 +1279,19 @@ def test_normalise_on_the_command_line(tmp_path, monkeypatch, capsys):
     assert "no table with columns env_id, low, high (each low must be below its high)" in text
 
 
+def test_one_run_of_an_environment_gives_no_interval_of_an_aggregate(tmp_path, monkeypatch, capsys):
+    for name, env in (("ppo", "CartPole-v1"), ("ppo", "Pendulum-v1"), ("rpo", "Pendulum-v1")):
+        write_run(tmp_path / f"{name}{env}", constant(100.0), env_id=env, exp_name=name)
+    out, references = tmp_path / "table.csv", tmp_path / "references.csv"
+    references.write_text("env_id,low,high\nPendulum-v1,0,200\nCartPole-v1,0,200\n")
+    command_line(compare_runs, monkeypatch, str(tmp_path), "--normalise", str(references), "--out", str(out))
+    shown = capsys.readouterr().out
+    assert re.search(r"\| ppo +\| +2 \| +2 \| +0.500 \| +0.500 \|", shown)
+    assert "note: the groups are over different environments, so their normalised scores are no like things" in shown
+    with open(tmp_path / "table_all.csv", newline="") as file:
+        assert [(row["iqm"], row["iqm_low"], row["iqm_high"]) for row in csv.DictReader(file)] == [("0.5", "", "")] * 2
+
+
 def test_references_that_ship():
     """Figures of the papers: Pong and Breakout of Mnih et al. 2015, extended data table 2; HalfCheetah of D4RL."""
     references = compare_runs.read_references(ROOT / "benchmarks" / "normalise.csv")
@@ -1254,6 +1302,16 @@ def test_references_that_ship():
 
 
 # Pictures
+
+
+def test_a_pair_that_was_not_tested_is_not_drawn(tmp_path):
+    """A cross would say that the test finds no difference."""
+    runs = [make_run([1, 2], exp_name=name, smoothing=name) for name in ("episodes", "evaluations")]
+    groups = compare_runs.group_runs(runs, ["exp_name"])
+    args = compare_runs.Args(("runs",), pictures=tmp_path)
+    (verdict,) = compare_runs.compare(groups, args)
+    assert verdict.p is None
+    assert compare_runs.write_pictures(groups, [verdict], args) == [tmp_path / "curves.png"]
 
 
 def test_curves_are_medians_with_bands_within_the_runs():

@@ -1093,6 +1093,7 @@ WRONG = [
     wrong(BulletCartPole, "start_range", -0.1, "a number at least 0 and at most 0.2"),
     wrong(BulletCartPole, "start_range", 0.21, "a number at least 0 and at most 0.2"),
     wrong(BulletCartPole, "start_range", 0.1, "below angle_limit=0.1", angle_limit=0.1),
+    wrong(BulletCartPole, "start_range", 0.05, "below x_limit=0.01", x_limit=0.01),
     wrong(BulletCartPole, "start_velocity_range", 1.1, "a number at least 0 and at most 1"),
     wrong(BulletCartPole, "x_limit", 0.0, "a number above 0 and at most 12"),
     wrong(BulletCartPole, "x_limit", 12.1, "a number above 0 and at most 12"),
