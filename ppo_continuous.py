@@ -36,7 +36,7 @@ import zipfile
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,7 +66,7 @@ class Args:
     cuda: bool = True  # use a CUDA device where there is one, else the CPU
     threads: int = 1  # CPU threads; 0: one for each core, for torch at most 8
     run_dir: str = "runs"  # parent folder of the run folders
-    checkpoint_every: int = 100_000  # environment steps between checkpoints; 0: only at the end and on interruption
+    checkpoint_every: int = 100_000  # environment steps between checkpoints; 0: only at evaluations and on interruption
     eval_every: int = 50_000  # environment steps between evaluations during training; 0: only at the end
     eval_episodes: int = 10  # episodes of each evaluation
     eval_greedy: bool = True  # evaluate with the best, most probable or mean action; off: sampled or epsilon-greedy
@@ -122,8 +122,8 @@ class Args:
             "learning_rate": (1e-12, 1),
             "clip_coef max_grad_norm target_kl": (1e-12, math.inf),
             "gamma gae_lambda": (0, 1),
-            "log_std_init": (-5, 2),  # the limits of a deviation that depends on the state
-            "seed": (0, 2_000_000_000),  # ale-py takes 31 bits
+            "log_std_init": (-5, 2),  # the limits of all deviations, below
+            "seed": (0, 2_000_000_000),  # evaluations add to it, and some environments take 31 bits
             "total_timesteps": (self.batch_size, math.inf),
         }
         check_limits(self, limits)
@@ -163,7 +163,7 @@ class WholeEpisodes(gym.Wrapper):
         scores, lengths = self.get_wrapper_attr("return_queue"), self.get_wrapper_attr("length_queue")
         if not scores:
             return obs, {}
-        measures = self.info.get("measures", {}).items()
+        measures = [x for x in self.info.get("measures", {}).items() if not math.isnan(x[1])]
         return obs, {"whole_episode": (("return", scores.pop()), ("length", lengths.pop()), *measures)}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
@@ -297,7 +297,7 @@ class Agent(nn.Module):
         """Returns the distribution of actions (M, A) for scaled observations (M, O)."""
         output = self.actor(scaled_obs)
         mean, log_std = output.chunk(2, dim=-1) if self.state_dependent_std else (output, self.log_std)
-        # The limits keep an exponential of an untrained output harmless.
+        # The limits keep the exponential harmless; beyond them there is no gradient.
         return Normal(mean, log_std.clamp(-5, 2).exp(), validate_args=False)
 
     def value(self, scaled_obs: Tensor) -> Tensor:
@@ -397,7 +397,7 @@ def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film
             episodes += play(agent, args, seeds[i : i + 32], device, None)
     random.setstate(streams[0])
     np.random.set_state(streams[1])  # noqa: NPY002
-    return {name: np.array([episode.get(name, np.nan) for episode in episodes]) for name in episodes[0]}
+    return {x: np.array([e.get(x, np.nan) for e in episodes]) for x in dict.fromkeys(x for e in episodes for x in e)}
 
 
 def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.device) -> dict:
@@ -474,7 +474,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
                 cut_off[t] = torch.from_numpy(truncation & ~termination)
                 final_obs[t] = torch.from_numpy(next_obs)
                 for i in np.flatnonzero(truncation):  # there next_obs is the start of the next episode already
-                    final_obs[t, i] = torch.from_numpy(infos["final_obs"][i])
+                    final_obs[t, i] = torch.from_numpy(np.array(infos["final_obs"][i]))
                 for episode in finished_episodes(infos).values():
                     run.log_episode(start_step + (t + 1) * args.num_envs, episode)
 
@@ -579,11 +579,11 @@ class Run:
         for stray in self.folder.glob("*.pt.tmp"):
             stray.unlink()
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
-        about["versions"] = {"python": sys.version.split()[0], "torch": torch.__version__}
-        about["versions"] |= {x: version(x) for x in ("gymnasium", "numpy", "ale_py", "pybullet") if x in sys.modules}
+        versions = {"python": sys.version.split()[0], "torch": torch.__version__, "numpy": np.__version__}
+        versions |= {d.name: d.version for d in distributions() if re.match("gymnasium|ale.py|pybullet", d.name or "")}
         status, commit = subprocess.getstatusoutput(f"git -C {shlex.quote(str(Path(__file__).parent))} rev-parse HEAD")
         about["device"] = torch.cuda.get_device_name() if args.cuda and torch.cuda.is_available() else "cpu"
-        about |= {"git_commit": None if status else commit, "global_step": step}
+        about |= {"git_commit": None if status else commit, "global_step": step, "versions": versions}
         (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
         if args.track:
             wandb = importlib.import_module("wandb")
@@ -685,9 +685,9 @@ def load_checkpoint(path: str, **modules: Any) -> dict[str, Any]:  # noqa: ANN40
     file = Path(path) / "latest.pt" if Path(path).is_dir() else Path(path)
     try:
         archive = zipfile.ZipFile(file)  # torch checks no CRC, and reads noise where an entry is marked as a folder
-        require(archive.testzip() is None and not any(x.external_attr for x in archive.infolist()), "it is damaged")
+        require(archive.testzip() is None and not any(x.external_attr for x in archive.filelist), "damaged or foreign")
         content = torch.load(file, map_location="cpu", weights_only=True)
-        made_by = f"{content['script']}.py, format {content['format_version']}"
+        made_by = f"{content.get('script')}.py, format {content.get('format_version')}"
         require(made_by == f"{SCRIPT}.py, format {FORMAT}", f"it was made by {made_by}")
         dropped = {name: content["args"].pop(name) for name in content["args"].keys() - vars(Args()).keys()}
         for name in [x for x in modules if x != "replay" or x in content]:
@@ -747,7 +747,7 @@ def prepare(args: Args) -> torch.device:
             doing = "--compile needs a C++ compiler"
             torch.compile(torch.neg)(torch.zeros(2, device=device))
     except Exception as error:  # environments and compilers may raise anything
-        raise UsageError(f"{doing}: {error}") from error
+        raise UsageError(f"{doing}: {str(error) or repr(error)}") from error
     seed_everything(args.seed)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(args.torch_deterministic)

@@ -592,6 +592,12 @@ def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path, monkeypatch, caps
     assert not victim.exists()
 
 
+def test_weights_alone_are_no_checkpoint(finished, tmp_path, monkeypatch, capsys):
+    """As CleanRL saves them."""
+    torch.save(load(finished)["agent"], tmp_path / "model.pt")
+    assert refused(monkeypatch, capsys, tmp_path / "model.pt") == "it was made by None.py, format None"
+
+
 @pytest.mark.parametrize("damage", [
     lambda content: content[: len(content) // 2],
     lambda content: content[:-1],

@@ -182,6 +182,21 @@ def test_an_environment_that_draws_no_pictures_is_refused_before_training(monkey
     assert list(tmp_path.iterdir()) == []
 
 
+class Mute(small_envs.Ramp):
+    """It draws nothing, and says no more of it than gymnasium's own render does."""
+
+    def render(self):
+        raise NotImplementedError
+
+
+gym.register("Mute-v0", entry_point=Mute, disable_env_checker=True)
+
+
+def test_an_error_without_words_has_a_name(monkeypatch, capsys, tmp_path):
+    line = refused(monkeypatch, capsys, "--env-id=Mute-v0", "--capture-video")
+    assert line == "error: --env-id Mute-v0 with --env-kwargs {} cannot be used: NotImplementedError()\n"
+
+
 # ----- Memory and packages -----
 def test_storage_larger_than_the_free_memory_is_refused(monkeypatch, capsys, tmp_path):
     """2 x 1,048,576 images of 36 x 36 bytes: 2,592 MiB, and 2,560 are free."""

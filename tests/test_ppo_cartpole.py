@@ -6,9 +6,11 @@ Shared text, as checkpoints and the formulas of `compute_gae` and the losses, is
 import math
 from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
+import small_envs
 import torch
 from short_runs import assert_equal, command_line, failed, flags_of, load, only_run, resume, scalars, small_run, spy
 from torch.utils.tensorboard import SummaryWriter
@@ -120,6 +122,23 @@ def test_what_is_learned_from_is_what_the_environments_did(tmp_path, monkeypatch
     assert next_value.tolist() == pytest.approx([by_hand[2]] * 2, rel=1e-4)
     assert dones.T.tolist() == [[0, 0, 1, 0, 0]] * 2
     assert (gamma, gae_lambda) == (0.9, 0.8)
+
+
+class Listed(small_envs.VectorRamp):
+    """Its observations are lists, also those at a time limit, which vector environments hand on as they are."""
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs.tolist(), *rest
+
+
+gym.register("Listed-v0", entry_point=Listed, kwargs={"length": 3, "end": "trunc"}, disable_env_checker=True)
+
+
+def test_observations_that_are_lists_are_learned_from(tmp_path):
+    """As arrays would be."""
+    agents = [script.train(tiny(tmp_path, env_id=env))[0] for env in ("Listed-v0", "small_envs:VectorRamp3Trunc-v0")]
+    assert_equal(*(agent.state_dict() for agent in agents))
 
 
 def test_what_is_logged(tmp_path):

@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from short_runs import assert_equal, load, only_run, small_run
+from short_runs import assert_equal, load, only_run, scalars, small_run
 
 import dqn_cartpole_vec as script
 
@@ -52,6 +52,12 @@ class Measures(Small):
 
     def info(self):
         return {"measures": self.measures} if self.step_count == 2 else {}
+
+
+class Unmeasured(Measures):
+    """Its measure is no number in any episode, as the time to a goal that is never reached."""
+
+    of_seed = ({"level": float("nan")},) * 3
 
 
 class Growing(Small):
@@ -105,7 +111,7 @@ class Lists(Small):
         return [1.0, 2.0], *super().step(action)[1:]
 
 
-for entry_point in (Draws, Measures, Growing, Lists):
+for entry_point in (Draws, Measures, Unmeasured, Growing, Lists):
     gym.register(f"{entry_point.__name__}-v0", entry_point=entry_point, disable_env_checker=True)
 SPACES = {"Int8": gym.spaces.Discrete(3, dtype=np.int8), "Start": gym.spaces.Discrete(3, start=-1)}
 SPACES["Both"] = gym.spaces.Discrete(3, start=5, dtype=np.int8)
@@ -167,7 +173,7 @@ def test_whole_numbers_and_fractions_are_measured_in_the_same_step(vector):
 
 
 def test_what_was_not_measured_is_not_0():
-    """Of seeds 0 to 5 each third reports nothing: the mean is that of 0, 0.75, 0, 0.75."""
+    """Of seeds 0 to 5 each third reports nothing: the mean is that of 0, 0.75, 0, 0.75. So too of seeds 2 to 5."""
     with new_envs("Measures-v0", 3) as envs:
         envs.reset(seed=0)
         envs.step(np.zeros(3, int))
@@ -176,6 +182,17 @@ def test_what_was_not_measured_is_not_0():
     args = script.Args(env_id="Measures-v0", eval_episodes=6)
     levels = script.evaluate(new_agent(args), args, 0, CPU)["level"]
     np.testing.assert_array_equal(levels, [0, 0.75, np.nan] * 2)
+    args = script.Args(env_id="Measures-v0", eval_episodes=4)
+    levels = script.evaluate(new_agent(args), args, 2, CPU)["level"]
+    np.testing.assert_array_equal(levels, [np.nan, 0, 0.75, np.nan])
+
+
+def test_a_measure_without_a_number_in_any_episode_ends_no_run(tmp_path):
+    _, args = small_run("dqn_cartpole_vec", tmp_path, env_id="Unmeasured-v0", eval_every=100)
+    script.train(args)
+    assert {tag for tag in scalars(only_run(tmp_path)) if tag.startswith("eval/")} == {
+        *("eval/return_mean", "eval/return_std", "eval/length_mean")
+    }
 
 
 # ----- Info -----
