@@ -502,8 +502,9 @@ def read_wide(path: Path, table: dict[str, tuple[str, ...]], tags: tuple[str, ..
         run, _, tag = column.rpartition(" - ")
         if run.startswith(("Group: ", "Grouped runs")) and curves.pop(run, None) is not None:
             warn(f"{path}: {run} is a mean over runs, which is no run, and left out; export the chart without groups")
-        other = column in (*STEPS, *TIMES) or column.endswith(("__MIN", "__MAX")) or (tags and tag not in tags)
-        if run not in curves or other:
+        if run not in curves or column in (*STEPS, *TIMES) or column.endswith(("__MIN", "__MAX")):
+            continue
+        if tags and tag not in tags:
             continue
         with contextlib.suppress(ValueError):  # a column of texts is no curve
             values = numbers(texts)
@@ -1241,7 +1242,7 @@ def draw_aggregates(groups: list[Group], args: Args) -> Figure:
 
 def write_pictures(groups: list[Group], verdicts: list[Verdict], args: Args) -> list[Path]:
     """Writes one picture of each kind, and returns their paths."""
-    verdicts = [verdict for verdict in verdicts if verdict.p is not None]
+    verdicts = [verdict for verdict in verdicts if verdict.p is not None]  # a cross would say that the test finds none
     with matplotlib.rc_context(LOOK):
         figures = {"curves": draw_curves(groups, args)}
         if args.threshold is not None:

@@ -342,7 +342,7 @@ def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film
             episodes += play(agent, args, seeds[i : i + 32], device, None)
     random.setstate(streams[0])
     np.random.set_state(streams[1])  # noqa: NPY002
-    return {x: np.array([e.get(x, np.nan) for e in episodes]) for x in dict.fromkeys(x for e in episodes for x in e)}
+    return {name: np.array([x.get(name, np.nan) for x in episodes]) for name in {n: 0 for x in episodes for n in x}}
 
 
 def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.device) -> dict:

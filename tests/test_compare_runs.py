@@ -410,6 +410,16 @@ def test_a_csv_file_as_a_spreadsheet_writes_it(tmp_path, capsys):
     assert capsys.readouterr().err == f"note: {path}: trainer/epoch is taken for the environment's steps\n"
 
 
+def test_what_there_is_not_is_empty_in_the_csv_file(tmp_path, monkeypatch):
+    """A log without times reaches the threshold at a step, and at no second that is known."""
+    (tmp_path / "chart.csv").write_text("global_step,ppo - charts/episodic_return\n10,1\n20,3\n")
+    flags = ("--threshold", "2", "--smooth", "1", "--out", str(tmp_path / "out.csv"))
+    command_line(compare_runs, monkeypatch, str(tmp_path / "chart.csv"), *flags)
+    with open(tmp_path / "out_runs.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["steps_to_threshold"], row["seconds_to_threshold"]) == ("20", "")
+
+
 @pytest.mark.parametrize(("flags", "cut"), [({"at_step": 5}, " up to step 5"), ({"x": "time"}, " with a time")])
 def test_points_that_a_flag_leaves_out_are_told_as_such(tmp_path, flags, cut):
     path = tmp_path / "chart.csv"

@@ -652,6 +652,26 @@ def test_a_loss_that_overflows_ends_the_run_and_keeps_the_checkpoint(tmp_path, m
     assert all(weights.isfinite().all() for weights in checkpoint["agent"].values())
 
 
+@pytest.mark.parametrize("changes", [
+    {"num_envs": 8, "episodes_per_update": 4, "total_episodes": 6},
+    {"num_envs": 2, "episodes_per_update": 4, "total_episodes": 2},
+    {"num_envs": 6, "episodes_per_update": 1, "total_episodes": 3},
+])  # fmt: skip
+def test_no_more_episodes_are_played_than_were_asked_for(tmp_path, changes):
+    """Where there are more environments than episodes to play, some wait; episodes have 3 steps."""
+    script.train(tiny(tmp_path, **changes))
+    counters = load(only_run(tmp_path))["counters"]
+    assert (counters["episodes"], counters["global_step"]) == (changes["total_episodes"], 3 * changes["total_episodes"])
+
+
+def test_an_evaluation_writes_each_checkpoint_once(tmp_path, monkeypatch):
+    """4 episodes of 3 steps an update; both periods are met at each of the 2 updates."""
+    saved = []
+    spy(monkeypatch, script.Run, "save", lambda run, name: saved.append((run.counters["global_step"], name)))
+    script.train(tiny(tmp_path, total_episodes=8, eval_every=12, checkpoint_every=12))
+    assert saved == [(12, "best.pt"), (12, "latest.pt"), (24, "best.pt"), (24, "latest.pt")]
+
+
 @pytest.mark.parametrize(("flags", "message"), [
     (["--gamma=nan"], "--gamma nan must be between 0 and 1"),
     (["--learning-rate=0"], "--learning-rate 0.0 must be between 1e-12 and 1"),
