@@ -17,7 +17,8 @@ Differs from the paper: the value loss is clipped and advantages are normalised 
         a time limit is no end of the task, so the last value of a truncated episode is bootstrapped.
 Differs from ppo_atari.py: the environments are cut into shards, each with an own stream of actions and an own inference
         batch, and each worker, an actor of Ray on one thread, owns whole shards. So the same shards give the same
-        weights bit for bit with any number of workers and machines; one shard gives those of ppo_atari.py --threads 1.
+        weights bit for bit with any number of workers and of equal machines; one shard, on a CPU, without --compile and
+        --overlap, gives those of ppo_atari.py --threads 1. Environments must draw from their own np_random.
 """
 
 import ctypes
@@ -458,7 +459,7 @@ class Worker:
     def __init__(self, args: Args, shards: range) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle
         torch.set_num_threads(1)
-        seed_everything(args.seed + shards[0])  # users' environments may draw from these generators
+        seed_everything(args.seed + shards[0])  # users' environments may draw from python's and numpy's generators
         self.args = replace(args, threads=1)
         self.envs = {shard: make_envs(self.args, args.envs_per_shard) for shard in shards}
         self.agent = Agent(args, self.envs[shards[0]])
@@ -473,8 +474,10 @@ class Worker:
     def collect_shard(self, shard: int, seed: int, state: Tensor) -> dict[str, Any]:
         """Collects T steps from each of a shard's E environments; returns tensors (T, E) and what is said below."""
         args, envs, size = self.args, self.envs[shard], (self.args.num_steps, self.args.envs_per_shard)
-        torch.set_rng_state(state)
         is_new = shard not in self.next_obs
+        if is_new:
+            seed_everything(seed + shard)
+        torch.set_rng_state(state)
         if is_new:
             self.next_obs[shard], _ = envs.reset(seed=seed + shard * args.envs_per_shard)
         next_obs, episodes = self.next_obs[shard], []
@@ -540,6 +543,7 @@ def ray_cluster(args: Args) -> Iterator[Any]:
 
 def fetch(ray: Any, futures: list[Any]) -> list[Any]:  # noqa: ANN401
     """Returns what the workers answered, in order; stops if a signal came, and raises what a worker raised."""
+    stop_if_asked()  # here too: they may have answered already
     while ray.wait(futures, num_returns=len(futures), timeout=0.1)[1]:
         stop_if_asked()
     try:
@@ -547,13 +551,13 @@ def fetch(ray: Any, futures: list[Any]) -> list[Any]:  # noqa: ANN401
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     except ray.exceptions.RayError as error:
-        raise UsageError(f"the workers cannot start: {str(error).strip().splitlines()[-1]}") from error
+        raise OSError(f"Ray's workers failed: {str(error).strip().splitlines()[-1]}") from error
 
 
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
     """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run."""
     device = prepare(args)
-    if not args.amp and (device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()):
+    if not args.amp and torch.cpu._is_avx512_bf16_supported():  # workers act on CPUs
         print("hint: --amp is faster here", flush=True)
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         # Freed memory stays here, since each minibatch asks for as much: page faults took a fifth of the speed.
@@ -568,13 +572,17 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         before = Args(**load_checkpoint(args.resume)["args"]) if args.resume is not None else args
         require(before.batch_size == args.batch_size, "--num-envs times --num-steps, the batch, must stay what it was")
         ray, num_shards = cleanup.enter_context(ray_cluster(args)), args.num_envs // args.envs_per_shard
-        start = ray.remote(max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")(Worker).remote
+        start = ray.remote(max_restarts=10, max_task_retries=-1, scheduling_strategy="SPREAD")(Worker).remote
         workers = [start(args, range(i, num_shards, args.num_workers)) for i in range(args.num_workers)]
         fetch(ray, [worker.__ray_ready__.remote() for worker in workers])
         run = cleanup.push(Run(args, "global_step", num_iterations * args.batch_size, agent=agent, optimizer=optimizer))
         # On a GPU this mode replays CUDA graphs, which spares the launch of each kernel.
         mode = "reduce-overhead" if device.type == "cuda" else "default"
         forward = torch.compile(agent, mode=mode) if args.compile else agent
+
+        # (T, N, C, H, W), channels last in memory, on the CPU: a GPU gets a copy for its update.
+        size, (channels, height, width) = (args.num_steps, args.num_envs), envs.single_observation_space.shape
+        obs = torch.zeros((*size, height, width, channels), dtype=torch.uint8).permute(0, 1, 4, 2, 3)
 
         # The first shard draws from the learner's stream, as ppo_atari.py does, unless the two draw at the same time.
         states = [torch.Generator().manual_seed(run.env_seed + shard).get_state() for shard in range(num_shards)]
@@ -604,9 +612,10 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
                 torch.set_rng_state(states[0])
             again = [shard for shard, rollout in enumerate(rollouts) if rollout["is_new"] and start_step > first_step]
             if again:
-                print(f"a worker died: shards {again} collected iteration {iteration} again, from new episodes")
-            stacks = np.concatenate([unpack(*x["obs"], envs.single_observation_space.shape) for x in rollouts], axis=1)
-            images = torch.from_numpy(stacks).flatten(0, 1).contiguous(memory_format=torch.channels_last)  # for speed
+                print(f"a worker died: shards {again} collected iteration {iteration} anew, in new games", flush=True)
+            for shard, rollout in enumerate(rollouts):
+                own = slice(shard * args.envs_per_shard, (shard + 1) * args.envs_per_shard)
+                obs[:, own] = torch.from_numpy(unpack(*rollout.pop("obs"), envs.single_observation_space.shape))
             names = ("actions", "logprobs", "values", "rewards", "dones", "next_value")
             actions, logprobs, values, rewards, dones, next_value = (
                 torch.cat([rollout[name] for rollout in rollouts], dim=-1) for name in names
@@ -619,7 +628,6 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             returns = advantages + values
 
             # (T, N, ...) -> (B, ...), then several passes in random minibatches.
-            obs = images.unflatten(0, rewards.shape)
             batch = [x.flatten(0, 1).to(device) for x in (obs, actions, logprobs, values, advantages, returns)]
             passes = (torch.randperm(args.batch_size, device=device) for _ in range(args.update_epochs))
             losses = []
@@ -655,6 +663,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             scalars["losses/explained_variance"] = (1 - (returns - values).var() / (returns.var() + 1e-12)).item()
             scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
             scalars["charts/SPS"] = args.batch_size / (time.perf_counter() - start_time)
+            # Of the iteration's time, the share in which the learner waited for the workers.
             scalars["charts/waiting"] = waited / (time.perf_counter() - start_time)
             run.log(scalars)
 

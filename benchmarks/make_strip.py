@@ -6,6 +6,7 @@ again; a file larger than 1.5 MB is refused, since every reader of README loads 
 """
 
 import importlib
+import io
 import sys
 import tempfile
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ PANELS = {
     "reinforce_bullet_cartpole__BulletCartPole-v0": (0, 2),
 }
 """agent files by name: the first step that is shown, and of how many steps one is"""
-MAX_BYTES = 1_500_000
+FPS, MAX_BYTES = 12, 1_500_000
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,6 @@ class Args:
     """of the strip, pixels"""
     seconds: float = 14
     """length of the film"""
-    fps: int = 12
-    """pictures in a second"""
     quality: int = 60
     """of the pictures, 0 to 100"""
 
@@ -78,15 +77,16 @@ def main() -> None:
     """Runs the command line: status 0 when done, 1 when the file would be too large."""
     args = tyro.cli(Args)
     torch.set_num_threads(1)
-    num_pictures = round(args.seconds * args.fps)
+    num_pictures = round(args.seconds * FPS)
     films = [film(name, *steps, num_pictures) for name, steps in PANELS.items()]
     first, *others = strip(films, args.height)
-    duration = round(1000 / args.fps)
-    first.save(args.out, save_all=True, append_images=others, duration=duration, loop=0, quality=args.quality, method=6)
-    size = args.out.stat().st_size
+    options = {"save_all": True, "append_images": others, "duration": round(1000 / FPS), "loop": 0, "method": 6}
+    first.save(file := io.BytesIO(), "WEBP", quality=args.quality, **options)
+    size = len(file.getvalue())
     print(f"{args.out}: {1 + len(others)} pictures of {first.width} x {first.height}, {size / 1e6:.2f} MB")
     if size > MAX_BYTES:
         sys.exit(f"error: more than {MAX_BYTES / 1e6} MB: take less --quality, --height or --seconds")
+    args.out.write_bytes(file.getvalue())
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ Flags:  --hyperparameters zoo takes those that rl-baselines3-zoo publishes for t
         of CartPole-v1, since both are balanced in at most 500 steps at 1 or less each, too. The zoo's budgets are
         1e5 steps (PPO on CartPole-v1 and Pendulum-v1), 5e6 (PPO on BipedalWalker-v3) and 5e4 (DQN on CartPole-v1);
         schedules, DQN's exploration among them, stretch over --total-timesteps instead.
-Steps:  are environment steps over all environments. PPO trains in whole rollouts, so the last one may go beyond
-        --total-timesteps; the closing step stands in args.json as global_step.
+Steps:  are environment steps over all environments. Both algorithms collect whole rollouts, so the last may go
+        beyond --total-timesteps; the closing step stands in args.json as global_step.
 Folder: <run-dir>/<env-id>__sb3_<algo>__<seed>__<time>/ with args.json and stable-baselines3's own TensorBoard log.
         There are no checkpoints: a run that was cut off starts anew.
 Scores: true returns of whole episodes with the most probable or mean action, statistics of observations frozen. During
@@ -25,7 +25,6 @@ import sys
 import time
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -217,9 +216,6 @@ def write_args_json(folder: Path, args: Args, settings: dict[str, Any], global_s
         "versions": {"python": platform.python_version()} | {x: importlib.metadata.version(x) for x in packages},
         "git_commit": commit,
         "device": f"cpu {platform.machine()}",
-        "threads": args.threads,
-        "system": platform.system(),
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     (folder / "args.json").write_text(json.dumps(content, indent=2) + "\n")
 
@@ -235,8 +231,8 @@ def final_evaluation(model: "BaseAlgorithm", envs: "VecEnv", episodes: int) -> N
     print("eval:", *(f"{name}={round(float(value), 4):g}" for name, value in pairs.items()), flush=True)
 
 
-def train(args: Args) -> Path:
-    """Trains and evaluates, and returns the run folder.
+def train(args: Args) -> None:
+    """Trains and evaluates.
 
     Raises:
         UsageError: the task has no published flags, or does not fit the algorithm, or no folder can be made.
@@ -281,7 +277,6 @@ def train(args: Args) -> Path:
             sync_envs_normalization(envs, final_envs)
         final_evaluation(model, final_envs, args.final_episodes)
         write_args_json(folder, args, settings, model.num_timesteps)
-    return folder
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ its place when it is whole. Nothing of the repository need be on a node, only Py
 """
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -83,10 +84,10 @@ class Worker:
         return machine(usable_cores())
 
     def files(self) -> dict[str, Path]:
-        """Returns the paths of the files to hand over by name, checkpoints first."""
+        """Returns the paths of the files to hand over by name, latest.pt first, then the other checkpoints."""
         runs = self.folder / "runs"
         paths = [path for path in runs.rglob("*") if path.is_file() and path.suffix != ".tmp"]
-        paths.sort(key=lambda path: path.suffix != ".pt")
+        paths.sort(key=lambda path: (path.suffix != ".pt", path.name != "latest.pt"))
         outputs = {name: self.folder / name for name in ("log", "errors")}
         return {path.relative_to(runs).as_posix(): path for path in paths} | outputs
 
@@ -99,7 +100,7 @@ class Worker:
             ended = self.process.poll() is not None
             with ExitStack() as stack:
                 # An open file stays as it is when a script replaces it. Checkpoints are opened first and sent last, so
-                # that the events before them are there before they are.
+                # that the events before them, and before latest.pt the best.pt it tells of, are there before they are.
                 opened = {name: stack.enter_context(open(path, "rb")) for name, path in self.files().items()}
                 versions = {name: version(os.fstat(file.fileno())) for name, file in opened.items()}
                 for name, file in reversed(opened.items()):
@@ -144,7 +145,7 @@ class Process:
         except self.ray.exceptions.RayTaskError as error:
             raise ValueError(f"on its node: {type(error.cause).__name__}: {error.cause}") from error
         except self.ray.exceptions.RayError as error:
-            raise ConnectionError("its node died") from error
+            raise ConnectionError(f"its node died: {str(error).strip().splitlines()[-1]}") from error
 
     def send(self, path: Path) -> None:
         """Sends a file to the node."""
@@ -194,7 +195,8 @@ class Cluster:
         files = [*ROOT.glob("*.py"), *ROOT.glob("benchmarks/*.py"), *ROOT.glob("envs/**/*.*")]
         sources = {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in files if path.suffix != ".pyc"}
         # So much of a repository as a script needs to note the commit.
-        commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True).stdout
+        status, commit = subprocess.getstatusoutput(f"git -C {shlex.quote(str(ROOT))} rev-parse HEAD")
+        commit = b"" if status else commit.encode()
         self.sources = ray.put(sources | {".git/HEAD": commit, ".git/objects/none": b"", ".git/refs/none": b""})
 
     def cpus(self) -> list[int]:

@@ -25,9 +25,9 @@ Times:  wall seconds are those of the training's process, its start and its eval
 Ray:    with --ray the trainings run on a cluster, as many at once as it has CPUs, each with as many as its threads, 1
         unless --threads or its entry says otherwise. What they write comes here while they run, a checkpoint when it is
         whole. A run whose node died goes on elsewhere from the newest one, ten times at most. Reports run here.
-Signal: Ctrl-C and SIGTERM end the runs, which write their checkpoints (on Windows they are killed, and keep the last).
-        A second signal kills.
-Status: 0 when all is done, 1 when something failed, 2 when the arguments are wrong, 130 or 143 after a signal.
+Signal: Ctrl-C, SIGTERM and a closed terminal end the runs, which write their checkpoints (on Windows they are killed,
+        and keep the last). A second signal kills.
+Status: 0 when all is done, 1 when something failed, 2 when the arguments are wrong, 128 + its number after a signal.
 """
 
 import csv
@@ -188,11 +188,11 @@ class Job:
         return self.folder / made[-1] if made else None
 
     def done(self) -> dict[str, Any]:
-        """Returns what done-SEED.json says if it is of this command and its run folder is there, else an empty dict."""
+        """Returns what done-SEED.json says if it is of this command and its run is there, else an empty dict."""
         done = self.read("done")
-        if done.get("arguments") != self.entry.arguments or done.get("evaluations") != self.entry.evaluations:
+        if any(done.get(key) != getattr(self.entry, key) for key in ("arguments", "evaluations", "checkpoint")):
             return {}
-        return done if self.seed is None or (self.folder / done["run_folder"]).is_dir() else {}
+        return done if (self.folder / done.get("run_folder", done["results"][0])).exists() else {}
 
 
 # ----- The suite -----
@@ -441,9 +441,9 @@ class Runner:
         return {
             "arguments": entry.arguments,
             "evaluations": entry.evaluations,
+            "checkpoint": entry.checkpoint,
             "results": results,
             "run_folder": run_folder.name,
-            "exit_status": 0,
             "command": shlex.join(["python", entry.script, *flags, "--run-dir", shown.as_posix()]),
             "threads": threads,
             "starts": started["starts"],
@@ -537,8 +537,8 @@ class Runner:
         return {
             "arguments": job.entry.arguments,
             "evaluations": job.entry.evaluations,
+            "checkpoint": job.entry.checkpoint,
             "results": [str(out)],
-            "exit_status": 0,
             "command": shlex.join(["python", *job.entry.arguments, "--out", out.name]),
             "wall_seconds": round(time.time() - start, 3),
             "machine": machine(self.cores),
@@ -718,9 +718,6 @@ def compare(task: str, runs: list[tuple[Job, dict[str, Any]]], out: Path | None)
     if out:
         command += ["--out", str(out / f"{task}.md"), "--pictures", str(out / task)]
     print(f"\ncomparison of {task}:", flush=True)
-    if not COMPARE.is_file():
-        print(f"error: there is no {COMPARE.name}", file=sys.stderr)
-        return False
     return subprocess.run(command).returncode == 0
 
 

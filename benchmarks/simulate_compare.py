@@ -33,7 +33,6 @@ SHAPES: dict[str, Draw] = {
     "ceiling": lambda rng, size: np.minimum(rng.normal(480, 60, size), 500),
 }
 SIZES = (3, 5, 8, 10, 20)
-FIRST_WITH_IQM = compare_runs.ENOUGH_RUNS
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def coverage_rows(args: Args, rng: np.random.Generator) -> Iterator[list[str]]:
             ends = np.array([row[:2] for row in medians])
             students = t_intervals(samples)
             cells = [f"{covered(ends, median):.1%}", f"{np.median(np.diff(ends)):.0f}"]
-            if n >= FIRST_WITH_IQM:
+            if n >= compare_runs.ENOUGH_RUNS:
                 bootstrap = np.array([compare_runs.bootstrapped([row], compare_runs.iqm)[1:] for row in samples])
                 cells += [f"{covered(bootstrap, iqm):.1%}", f"{np.median(np.diff(bootstrap)):.0f}"]
             else:

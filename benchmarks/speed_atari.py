@@ -1,7 +1,8 @@
 """Environment steps per second of ppo_atari.py or a2c_atari.py and of stable-baselines3's PPO or A2C, side by side.
 
 Run:    python benchmarks/speed_atari.py --out benchmarks/speed_atari.md
-        python benchmarks/speed_atari.py --script a2c_atari --num-envs 16 --iterations 100 --out benchmarks/speed_a2c.md
+        python benchmarks/speed_atari.py --script a2c_atari --num-envs 16 --iterations 40 \
+            --rounds 3 --size-rounds 0 --out benchmarks/speed_a2c.md
 Counts: agent steps over all environments, 4 frames of the emulator each. A timed iteration is a rollout of 128 steps
         (A2C: 5) of each environment and the update on it (4 epochs, minibatches of 256; A2C: one of the whole batch),
         both programs without writing logs.
@@ -78,7 +79,7 @@ class Args:
     iterations: int = 4
     """timed iterations of a measurement; one more goes ahead untimed"""
     num_envs: int = 8
-    """parallel environments in the first table, even"""
+    """parallel environments in the first table; of PPO an even number"""
     threads: int = 0
     """CPU threads of torch, of OpenCV and of the emulator; 0: one for each core"""
     cuda: bool = True
@@ -91,13 +92,13 @@ class Args:
     """Markdown file to write; the raw measurements go beside it, into a file of the same name that ends in .csv"""
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "iterations"):
+        for name in ("rounds", "iterations", "num_envs"):
             if getattr(self, name) < 1:
-                raise ValueError(f"--{name} {getattr(self, name)}: must be at least 1")
+                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
         for name in ("size_rounds", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 0")
-        if self.num_envs < 1 or (self.script == "ppo_atari" and self.batch_size(self.num_envs) % MINIBATCH_SIZE):
+        if self.script == "ppo_atari" and self.batch_size(self.num_envs) % MINIBATCH_SIZE:
             raise ValueError(f"--num-envs {self.num_envs}: times 128 must be a multiple of the minibatch, 256")
         if self.out and (self.out.suffix == ".csv" or not self.out.parent.is_dir()):
             raise ValueError(f"--out {self.out}: must be a Markdown file in a folder that exists")
@@ -374,6 +375,7 @@ def report(measurements: list[Measurement], args: Args, load: float) -> str:
     packages = ("torch", "gymnasium", "ale-py", "stable-baselines3")
     versions = [f"python {platform.python_version()}", *(f"{x} {importlib.metadata.version(x)}" for x in packages)]
     flags = " ".join(f"--{name}" for name in ("compile", "amp") if getattr(args, name)) or "none"
+    shown = [Path(x).name if Path(x).is_absolute() else x for x in sys.argv[1:]]  # the report is to be published
     passes = f"{UPDATE_EPOCHS} epochs, minibatches of {MINIBATCH_SIZE}" if args.script == "ppo_atari" else "one batch"
     lines = [
         f"# Speed of {args.script}.py beside stable-baselines3's {PEERS[args.script]}, {args.env_id}",
@@ -381,7 +383,7 @@ def report(measurements: list[Measurement], args: Args, load: float) -> str:
         f"- Date: {datetime.now(UTC).isoformat(timespec='seconds')}",
         f"- Machine: {machine(measurements[0].device)}; load average at the start: {load:.2f}",
         f"- Versions: {', '.join(versions)}; commit {commit()}",
-        f"- Command: `{shlex.join(['python', 'benchmarks/speed_atari.py', *sys.argv[1:]])}`",
+        f"- Command: `{shlex.join(['python', 'benchmarks/speed_atari.py', *shown])}`",
         f"- Threads: {args.threads}; further flags of {args.script}.py: {flags}",
         f"- Steps are agent steps over all environments, 4 frames each; seed {SEED}.",
         "",

@@ -290,7 +290,7 @@ def measure_training(program: str, args: Args, device: str) -> dict[str, Any]:
 
     marks = {"ours": train_ours, "sb3": train_sb3}[program](args, device)
     start = next(mark for mark in marks if mark.step >= args.buffer_size + args.untimed_steps)
-    end = marks[-1]
+    end = next(mark for mark in marks if mark.step >= args.total_steps)  # ours then evaluates and keeps a checkpoint
     steps, updates, seconds = end.step - start.step, end.updates - start.updates, end.time - start.time
     assert end.step == args.total_steps, f"want {args.total_steps} steps, got {end.step}"
     assert abs(updates - steps / args.train_frequency) <= args.num_envs, f"{updates} updates in {steps} steps"

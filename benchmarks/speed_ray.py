@@ -16,6 +16,7 @@ Nothing else may run on the machine meanwhile; the load average at the start sta
 
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -48,8 +49,8 @@ class Args:
 
     out: str | None = None  # Markdown file of the report; the picture gets the same name; none: only printed
     env_id: str = "PongNoFrameskip-v4"  # the game
-    num_envs: int = 8  # environments of the measured runs, in shards of half as many
-    iterations: int = 8  # iterations of each run; the first one is left out
+    num_envs: int = 8  # environments of the measured runs, an even number, in shards of half as many
+    iterations: int = 8  # iterations of each run, at least 2; the first one is left out
     rounds: int = 3  # how often every program is measured
 
 
@@ -155,7 +156,7 @@ def simulate(costs: Costs, workers: int, gigabits: float, size: tuple[int, int],
     network, update = arrived - collect, workers * steps * costs.update
     learner = update + workers * steps * costs.unpacking
     seconds = max(arrived, learner) if overlap else unpacked + update
-    parts = {"emulator": collect, "network": network, "learner": learner}
+    parts = {"workers": collect, "network": network, "learner": learner}
     return {"steps": workers * steps / seconds, "idle": 1 - learner / seconds} | parts
 
 
@@ -163,7 +164,8 @@ def report(args: Args) -> tuple[str, Costs]:
     """Returns the report in Markdown, and the costs."""
     load = os.getloadavg()[0]
     rounds = [{name: run_once(args, name) for name in PROGRAMS} for _ in range(args.rounds)]
-    lines = ["# Speed of ppo_atari_ray.py", "", f"`python {' '.join(sys.argv)}`  "]
+    shown = [Path(x).name if Path(x).is_absolute() else x for x in sys.argv[1:]]  # the report is to be published
+    lines = ["# Speed of ppo_atari_ray.py", "", f"`python benchmarks/speed_ray.py {shlex.join(shown)}`  "]
     lines += [
         f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, load {load:.1f} at the start",
         "",
@@ -187,7 +189,7 @@ def report(args: Args) -> tuple[str, Costs]:
     for workers in WORKERS:
         for gigabits in GIGABITS:
             plain, over = (simulate(costs, workers, gigabits, (128, args.num_envs), x) for x in (False, True))
-            limit = max(("emulator", "network", "learner"), key=plain.get)
+            limit = max(("workers", "network", "learner"), key=plain.get)
             speeds = (
                 f"{plain['steps']:,.0f} | {limit} | {plain['idle']:.0%} | {over['steps']:,.0f} | {over['idle']:.0%}"
             )
@@ -202,7 +204,7 @@ def draw(costs: Costs, num_envs: int, path: Path) -> None:
     axes = Figure(figsize=(7, 4), layout="constrained").subplots()
     for gigabits, style in zip(GIGABITS, ("-", "--"), strict=True):
         results = [simulate(costs, n, gigabits, (128, num_envs), False) for n in WORKERS]
-        for part in ("emulator", "network", "learner") if gigabits == GIGABITS[0] else ("network",):
+        for part in ("workers", "network", "learner") if gigabits == GIGABITS[0] else ("network",):
             label = f"{part}, {gigabits} Gbit/s" if part == "network" else part
             axes.plot(WORKERS, [x[part] for x in results], style, marker=".", label=label)
     axes.set(xscale="log", yscale="log", xlabel="workers", ylabel="seconds of an iteration", xticks=WORKERS)

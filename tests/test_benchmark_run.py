@@ -135,7 +135,7 @@ def test_done_says_how_it_was_made(monkeypatch, tmp_path, stub):
     assert main(monkeypatch, tmp_path, "--no-compare", "--seeds", 2) == 0
     done = json.loads((tmp_path / "runs" / "stub" / "done-2.json").read_text())
     (run_folder,) = (tmp_path / "runs" / "stub").glob("Env-v0__stub__2__*")
-    assert (done["run_folder"], done["results"], done["exit_status"]) == (run_folder.name, [EVAL_12], 0)
+    assert (done["run_folder"], done["results"]) == (run_folder.name, [EVAL_12])
     flags = "--seed 2 --env-id Env-v0 --score 10 --threads 1"
     # Of an absolute path only the last name is told: the file may be published.
     assert done["command"] == f"python {stub} {flags} --run-dir runs/stub"
@@ -339,6 +339,9 @@ def test_a_report_runs_last_and_alone(monkeypatch, tmp_path, capsys, stub):
     assert made.read_text() == "None"
     assert main(monkeypatch, tmp_path, "--no-compare", "--only", "speed") == 0
     assert states(capsys)[0].startswith("speed: skipped, done on ")
+    made.unlink()
+    assert main(monkeypatch, tmp_path, "--no-compare", "--only", "speed") == 0
+    assert states(capsys) == ["speed: started", f"speed: done in N s: {made}"]
 
 
 def test_list_runs_nothing(monkeypatch, tmp_path, capsys, stub):
