@@ -68,7 +68,8 @@ RETURNS = {
 }
 EVALUATIONS = (
     *("eval/return_mean", "eval/mean_reward", "test/returns_stat/mean", "test/reward", "eval/reward"),
-    *("eval/episode_reward", "evaluation/env_runners/episode_return_mean"),
+    *("eval/episode_reward", "evaluation/env_runners/episode_return_mean", "evaluation/episode_reward_mean"),
+    *("ray/tune/evaluation/env_runners/episode_return_mean", "ray/tune/evaluation/episode_reward_mean"),
 )
 # Of means, the tags with the mean length of the same episodes, which tell from which step on there are as many.
 LENGTHS = {tag: re.sub("(rew|reward)_mean$", "len_mean", tag) for tag in RETURNS if (RETURNS[tag] or 0) > 1}
@@ -93,15 +94,16 @@ HYPERPARAMETERS = "hyperparameters/text_summary"
 UNIMPORTANT = """
     seed folder run_dir resume evaluate track wandb_project_name wandb_entity progress plot threads cuda capture_video
     checkpoint_every eval_every eval_episodes torch_deterministic save_model upload_model hf_entity
+    vector save_replay ray_address num_workers
 """
 ENV_ID = r"(?P<env_id>[A-Za-z][\w.]*(?:-[A-Za-z]\w*)*-v\d+)"
 # What a run's path says, as with --label: the first that fits counts.
 LAYOUTS = (
-    r"(?P<env_id>[^/]+)__(?P<exp_name>[^/]+)__(?P<seed>\d+)__[^/]*$",  # these scripts, CleanRL
+    r"(?P<env_id>(?:ALE/)?[^/]+)__(?P<exp_name>[^/]+)__(?P<seed>\d+)__[^/]*$",  # these scripts, CleanRL
     rf"(?P<exp_name>[^/]+)/{ENV_ID}_(?P<seed>\d+)$",  # Stable-Baselines3's zoo: ppo/CartPole-v1_1
     rf"{ENV_ID}/(?P<exp_name>[^/]+)_(?P<seed>\d+)$",  # the zoo's event files: CartPole-v1/PPO_1
     rf"{ENV_ID}/(?P<exp_name>[^/]+)/(?P<seed>\d+)/[^/]+$",  # tianshou: CartPole-v1/ppo/0/240131-120000
-    rf"(?P<exp_name>[A-Z]\w+?)_{ENV_ID}_\w+_(?P<seed>\d{{5}})_\d+[^/]*$",  # RLlib: PPO_CartPole-v1_1a2b3_00000_0_2024
+    rf"(?P<exp_name>[A-Z]\w+?)_{ENV_ID}_\w+_\d{{5}}_\d+[^/]*$",  # RLlib: PPO_CartPole-v1_1a2b3_00000_0_2024
     rf"(?P<exp_name>[^/]+)_{ENV_ID}_[0-9a-f]{{8}}_[\d_-]+$",  # torchrl
     r"/\d\d-\d\d-\d\d_[\d-]+_(?P<exp_name>[^/]+)$",  # skrl: 26-11-29_04-00-41-993384_PPO
     rf"(?:{ENV_ID}/)?(?P<exp_name>[^/]+?)(?:_\d{{8}}-\d{{6}})?/(?:exp_)?seed[_=-]?(?P<seed>\d+)$",  # tianshou, ...
@@ -384,7 +386,7 @@ def read_source(source: Path, tags: tuple[str, ...]) -> list[Log]:
     keys["env_id"] = env_id if keys["env_id"] == UNKNOWN else keys["env_id"]
     keys |= {"program": "Stable-Baselines3"} if episodes else {}
     curves |= episodes
-    return [Log(str(source), keys, curves, about)] if files or curves else []
+    return [Log(str(source), keys, curves, about)] if files or curves or not paths else []
 
 
 def read_monitors(paths: list[Path]) -> tuple[dict[str, Curve], str]:
@@ -452,8 +454,8 @@ def read_csv(path: Path, tags: tuple[str, ...]) -> list[Log]:
 def read_benchmark(path: Path, table: dict[str, tuple[str, ...]]) -> list[Log]:
     """Returns the runs in a file SCRIPT__ENV.csv of benchmarks/, one for each seed."""
     steps, seconds, values = (numbers(table[name]) for name in ("step", "wall_time", "value"))
-    if not np.isfinite(seconds).all():
-        raise ValueError("no time")
+    if not np.isfinite([steps, seconds]).all():
+        raise ValueError("no step or no time")
     if not len(steps):
         warn(f"{path} has no row of a curve")
     tags, seeds = np.array(table["tag"]), np.array(table.get("seed", [UNKNOWN] * len(steps)))
@@ -475,7 +477,8 @@ def read_download(path: Path, table: dict[str, tuple[str, ...]], tags: tuple[str
     """Returns the run in a file run-RUN-tag-TAG.csv as TensorBoard offers it; signs in the names have become _."""
     name = re.search(r"^run-(.+)-tag-(.+?)(?: ?\(\d+\))?$", path.stem)
     run, tag = name.groups() if name else (path.stem, path.stem)
-    tag = next((known for known in tags if re.sub(r"\W", "_", known) == re.sub(r"\W", "_", tag)), tag)
+    known = {re.sub(r"\W", "_", x): x for x in (*EVALUATIONS, *RETURNS, *tags)}
+    tag = known.get(re.sub(r"\W", "_", tag), tag)
     steps, seconds, values = (numbers(table[column]) for column in ("Step", "Wall time", "Value"))
     # TensorBoard keeps a random thousand of a curve's points unless told otherwise.
     unit = "episodes" if len(steps) < 1000 else "sampled episodes"
@@ -551,8 +554,9 @@ def make_run(log: Log, tags: tuple[str, ...], args: Args) -> Run | None:
             # Where the mean is not over all episodes yet, the steps are the sum of their lengths, which float32 rounds.
             needed = RETURNS[tag] * np.interp(curve.steps, lengths.steps, lengths.values)
             full = int(np.argmax([*(curve.steps[:-1] >= needed[:-1] * (1 - 1e-6)), True]))
-        # With the module that registers it or without, an id names the same environment.
-        keys = keys | {"env_id": keys["env_id"].rpartition(":")[2], "smoothing": words}
+        # With the module that registers it or without, an id names the same environment; names of files hold no /.
+        env_id = re.sub("^ALE-", "ALE/", keys["env_id"].rpartition(":")[2])
+        keys = keys | {"env_id": env_id, "smoothing": words}
         told = (name for name, sign in PROGRAMS.items() if any(re.search(sign, text) for text in (tag, *keys)))
         keys = {"program": next(told, UNKNOWN)} | keys
         return Run(log.path, keys, curve, window, words, full, log.about)
@@ -982,13 +986,16 @@ def caveats(x: list[Run], y: list[Run], names: tuple[str, str]) -> list[str]:
     ends = [np.array([run.curve.steps[-1] for run in own]) for own in (x, y)]
     budgets = [int(own.max()) for own in ends]
     if min(budgets) < 0.95 * max(budgets):
-        shown = " and ".join(f"{name} ran {budget:,} steps" for name, budget in zip(names, budgets, strict=True))
+        shown = " and ".join(f"{name} ends at step {budget:,}" for name, budget in zip(names, budgets, strict=True))
         found.append(f"{shown}, each scored at its own end; --at-step {min(budgets)} compares them at one")
     for name, own in zip(names, ends, strict=True):
         early = np.sort(own[own < 0.95 * own.max()])
         if len(early):
             at = " to ".join(f"{step:,}" for step in dict.fromkeys((early[0], early[-1])))
-            found.append(f"{len(early)} of {len(own)} runs of {name} ended early, at {at} of {own.max():,} steps")
+            found.append(f"{len(early)} of {len(own)} runs of {name} end at step {at}, not at {own.max():,}")
+    fewest, *_, most = sorted(min(run.full + 1, run.window) for run in runs)
+    if 2 * fewest < most:
+        found.append(f"not all points are {runs[0].smoothing}: a run has {fewest}, another {most} or more")
     about = {key: sorted({run.about[key] for run in runs if key in run.about}) for run in runs for key in run.about}
     mixed = "; ".join(f"{key} {', '.join(values)}" for key, values in about.items() if len(values) > 1)
     found += [f"the runs were not made with the same ({mixed})"] * bool(mixed)
@@ -1264,7 +1271,7 @@ def write_tables(path: Path, tables: dict[str, tuple[list[dict], list[list[str]]
     if path.suffix == ".csv":
         written = [path.with_name(f"{path.stem}{suffix}.csv") for suffix in tables]
         for name, (rows, _) in zip(written, tables.values(), strict=True):
-            with open(name, "w", newline="", encoding="utf-8") as file:
+            with open(name, "w", newline="", encoding="utf-8", errors="replace") as file:
                 writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
                 writer.writeheader()
                 for row in rows:  # what there is not is empty, and never is inf
@@ -1273,7 +1280,7 @@ def write_tables(path: Path, tables: dict[str, tuple[list[dict], list[list[str]]
         return written
     table, start = (markdown_table, "") if path.suffix == ".md" else (latex_table, "% ")
     shown = [table(lines) for _, lines in tables.values() if lines]
-    path.write_text("\n\n".join([*shown, *(start + line for line in below)]) + "\n", encoding="utf-8")
+    path.write_text("\n\n".join([*shown, *(start + line for line in below)]) + "\n", "utf-8", "replace")
     return [path]
 
 
@@ -1281,13 +1288,13 @@ def report(args: Args) -> None:
     """Reads, groups, prints the table and what it means, and writes what was asked for."""
     if args.out and args.out.suffix not in (".csv", ".md", ".tex"):
         raise UsageError(f"--out {args.out}: the name must end in .csv, .md or .tex")
+    runs = read_runs(args)
     for flag, path in (("out", args.out and args.out.parent), ("pictures", args.pictures)):
         try:
             os.makedirs(path or ".", exist_ok=True)
         except OSError as error:
             problem = f"no folder that can be written to ({error.strerror})"
             raise UsageError(f"--{flag} {getattr(args, flag)}: {problem}") from error
-    runs = read_runs(args)
     keys = list(args.group_by) or [key for key in differing_keys(runs) if key != "env_id" or not args.normalise]
     groups = group_runs(runs, keys)
     rows = [summarise(group, env, args) for group in groups for env in group.environments]

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -116,6 +117,12 @@ def test_tags_of_ours_and_cleanrl(tmp_path):
     assert points_of(runs[str(clean)]) == [(7, 1.5, -1.0)]
     keys = runs[str(clean)].keys
     assert (keys["env_id"], keys["exp_name"], keys["seed"], keys["gamma"]) == ("ALE/Pong-v5", "dqn", "3", "0.99")
+
+
+@pytest.mark.parametrize("name", ["ALE-Pong-v5__dqn__3__17", "ALE/Pong-v5__dqn__3__17"])
+def test_a_game_of_ale_has_one_id(tmp_path, name):
+    (run,) = read(write_events(tmp_path / name, constant(1.0)))
+    assert (run.keys["env_id"], run.keys["seed"]) == ("ALE/Pong-v5", "3")
 
 
 def test_folder_name_alone(tmp_path):
@@ -336,6 +343,10 @@ def test_csv_files(tmp_path, capsys):
     assert points_of(two) == [(10, 0.5, 3.0), (20, 1.0, 5.0)]
     assert (two.keys["env_id"], two.keys["exp_name"], two.keys["seed"], two.window) == ("Env-v0", "rpo", "2", 1)
     old, other = tmp_path / "old__Env-v0.csv", tmp_path / "speed.csv"
+    old.write_text(f"tag,step,wall_time,value\n{EPISODES},,1,4\n")
+    with pytest.raises(compare_runs.UsageError, match="no run found that can be read"):
+        read(old)
+    assert "it is damaged" in capsys.readouterr().err
     old.write_text(f"tag,step,wall_time,value\nx,1,1700000000,0\n{EPISODES},2,1700000030,4\n")
     other.write_text("table,round\n1,2\n")
     (run,) = read(old, other)
@@ -580,7 +591,7 @@ def test_progress_of_rllib(tmp_path):
     )
     (run,) = read(tmp_path)
     assert points_of(run) == [(2000, 3.0, 20.5)]
-    assert [run.keys[key] for key in ("env_id", "exp_name", "seed", "lr")] == ["CartPole-v1", "PPO", "00004", "0.1"]
+    assert [run.keys[key] for key in ("env_id", "exp_name", "seed", "lr")] == ["CartPole-v1", "PPO", "unknown", "0.1"]
     # Of the episodes of an iteration, however many.
     assert run.smoothing == "points of env_runners/episode_return_mean"
 
@@ -1098,7 +1109,7 @@ def test_different_budgets_are_told():
     ]
     (verdict,) = compare_runs.compare(compare_runs.group_runs(runs, ["exp_name"]), DEFAULTS)
     assert verdict.sentence().endswith(
-        "But a ran 20,000 steps and b ran 100,000 steps, each scored at its own end; "
+        "But a ends at step 20,000 and b ends at step 100,000, each scored at its own end; "
         "--at-step 20000 compares them at one."
     )
 
@@ -1114,6 +1125,20 @@ def test_at_step(tmp_path, capsys):
     assert f"note: {tmp_path / 'late'} has no finite point of" in capsys.readouterr().err
 
 
+def test_means_of_fewer_points_are_told():
+    """A curve that rises by 1 an episode: of 30 the last mean is of all, of 300 it is of 100."""
+    runs = [
+        make_run(range(n), window=100, smoothing="means of 100 episodes", exp_name=name, seed=str(seed))
+        for name, n in (("a", 30), ("b", 300))
+        for seed in range(5)
+    ]
+    groups = compare_runs.group_runs(runs, ["exp_name"])
+    (verdict,) = compare_runs.compare(groups, DEFAULTS)
+    assert "But b ends at step 299 and a ends at step 29, each" in verdict.sentence()
+    assert verdict.sentence().endswith("; not all points are means of 100 episodes: a run has 30, another 100 or more.")
+    assert compare_runs.notes(groups) == []
+
+
 def test_a_crashed_run_is_told():
     ends = (100_000, 100_000, 99_000, 100_000, 6_000)
     runs = [
@@ -1124,7 +1149,7 @@ def test_a_crashed_run_is_told():
     ]
     groups = compare_runs.group_runs(runs, ["exp_name"])
     (verdict,) = compare_runs.compare(groups, DEFAULTS)
-    told = "1 of 5 runs of a ended early, at 6,000 of 100,000 steps"
+    told = "1 of 5 runs of a end at step 6,000, not at 100,000"
     assert verdict.sentence().endswith(f"But {told}.")
     assert f"Env-v0 a: {told}" in compare_runs.notes(groups)
     figure = compare_runs.draw_curves(groups, DEFAULTS)
@@ -1492,6 +1517,35 @@ def test_only_empty_files(tmp_path, monkeypatch, capsys):
     note, error = capsys.readouterr().err.splitlines()
     assert note.endswith("events.out.tfevents.1 is empty")
     assert error == f"error: {tmp_path}: no run found that can be read"
+
+
+def test_a_run_whose_files_hold_nothing_is_named(tmp_path, capsys):
+    write_run(tmp_path / "good", constant(1.0))
+    monitor = tmp_path / "idle" / "monitor.csv"
+    monitor.parent.mkdir()
+    monitor.write_text('#{"t_start": 1700000000.0, "env_id": "Env-v0"}\nr,l,t\n')
+    assert len(read(tmp_path)) == 1
+    assert f"note: {monitor.parent} has no finite point of" in capsys.readouterr().err
+
+
+def test_a_path_without_runs_makes_no_folder(tmp_path, monkeypatch):
+    words = [tmp_path / "nothing", "--out", tmp_path / "new" / "t.csv", "--pictures", tmp_path / "pictures"]
+    monkeypatch.setattr(sys, "argv", ["compare_runs.py", *map(str, words)])
+    with pytest.raises(SystemExit):
+        compare_runs.main()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ending", ["csv", "md"])
+@pytest.mark.skipif(os.name == "nt", reason="names are text there")
+def test_a_name_that_is_no_text_is_written_with_a_question_mark(tmp_path, monkeypatch, ending):
+    folder = tmp_path / os.fsdecode(b"b\xff")
+    for seed in (1, 2):
+        write_events(tmp_path / "text" / f"PPO_{seed}", constant(1.0))
+    (tmp_path / "text").rename(folder)
+    write_events(tmp_path / "other" / "PPO_1", constant(2.0))
+    command_line(compare_runs, monkeypatch, str(tmp_path), "--out", str(tmp_path / f"t.{ending}"))
+    assert "b?" in (tmp_path / f"t.{ending}").read_text(encoding="utf-8")
 
 
 def test_run_without_the_metric_is_named(tmp_path, monkeypatch, capsys):

@@ -111,7 +111,7 @@ RUNS = {
         (ENV, "PPO", "2", 4, (1000, 22.545454545454547), (4000, 52.36842105263158)),
     ],
     # The step of its event files is the iteration.
-    ("rllib/dqn", "return"): [(ENV, "DQN", "00000", 1, (1000, 23.5), (1000, 23.5))],
+    ("rllib/dqn", "return"): [(ENV, "DQN", "unknown", 1, (1000, 23.5), (1000, 23.5))],
     ("torchrl/outputs/*/03*", "return"): [
         (ENV, "DQN_CartPole", UNKNOWN, 15, (200, 19.44444465637207), (3000, 9.428571701049805))
     ],
