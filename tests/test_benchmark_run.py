@@ -396,7 +396,7 @@ def test_a_killed_run_goes_on(tmp_path):
         first.communicate()
         # Two that train in one folder would spoil it.
         second = start(tmp_path)
-        out = second.communicate()[0]
+        out = second.communicate(timeout=300)[0]
         assert f"dqn, seed 1: failed: process {training.pid} of an earlier start still runs; end it or wait" in out
         assert second.returncode == 1
     finally:
@@ -407,7 +407,7 @@ def test_a_killed_run_goes_on(tmp_path):
     assert 0 < stopped_at < TOTAL
 
     third = start(tmp_path)
-    out = third.communicate()[0]
+    out = third.communicate(timeout=300)[0]
     assert third.returncode == 0, out
     assert f"dqn, seed 1: resumed from {folder.name}\n" in out
     assert list(folder.parent.glob("*__1__*")) == [folder]
@@ -444,7 +444,7 @@ def test_sigterm_ends_runs_in_order(tmp_path):
     process = start(tmp_path)
     wait_until(lambda: list((tmp_path / "runs").glob("dqn/*__1__*/events.*")), process)
     process.send_signal(signal.SIGTERM)
-    out = process.communicate()[0]
+    out = process.communicate(timeout=300)[0]
     assert process.returncode == 143, out
     lines = [line[9:] for line in out.splitlines()]
     assert lines == ["dqn, seed 1: started", "dqn, seed 1: cut off; the same command goes on with it"]
@@ -469,7 +469,7 @@ def test_ctrl_c_ends_runs(tmp_path, stub, flags, signals):
     wait_until(lambda: list(meeting.iterdir()), process)
     for signum in signals:
         process.send_signal(signum)
-    out = process.communicate()[0]
+    out = process.communicate(timeout=300)[0]
     assert process.returncode == 130, out
     assert [line[9:] for line in out.splitlines()] == [
         "dqn, seed 1: started",

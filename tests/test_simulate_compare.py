@@ -37,7 +37,8 @@ def test_a_verdict_by_the_command_line_is_that_in_process(groups, verdict):
     assert simulate_compare.by_command_line(scores) is verdict
 
 
-def test_the_published_table_keeps_what_is_promised():
+def test_the_table_that_was_published_keeps_what_is_promised():
+    """Of the file alone: what makes it is tested below."""
     text = (ROOT / "benchmarks" / "simulate_compare.md").read_text()
     assert "2,000 samples a row" in text
     false_verdicts = text.split("## False verdicts")[1].split("## ")[0]

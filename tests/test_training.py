@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import os
-import pty
 import random
 import re
 import shlex
@@ -434,9 +433,10 @@ def eager_bar(monkeypatch):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such terminals")
-@pytest.mark.parametrize(("size", "line"), [((24, 80), "128/128 ["), ((0, 0), "128/128 [")])
-def test_a_terminal_shows_a_bar_also_where_it_has_no_columns(tmp_path, monkeypatch, size, line):
+@pytest.mark.parametrize("size", [(24, 80), (0, 0)])
+def test_a_terminal_shows_a_bar_also_where_it_has_no_columns(tmp_path, monkeypatch, size):
     import fcntl
+    import pty
     import struct
     import termios
 
@@ -457,7 +457,7 @@ def test_a_terminal_shows_a_bar_also_where_it_has_no_columns(tmp_path, monkeypat
         while chunk := os.read(master, 65_536):
             shown += chunk
     os.close(master)
-    assert line in shown.decode()
+    assert b"128/128 [" in shown
     # The latest mean return.
     assert b"return 3.0" in shown
     assert shown.endswith(b"\r\n")
