@@ -349,7 +349,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
                 next_obs, reward, termination, truncation, infos = envs.step(action)
                 global_step += int(playing.sum())
                 for i in np.flatnonzero(playing):
-                    current[i].append((obs[i], action[i], float(reward[i])))
+                    current[i].append((obs[i].copy(), action[i], float(reward[i])))
                 for i, episode in finished_episodes(infos).items():
                     if not playing[i]:
                         continue

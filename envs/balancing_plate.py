@@ -69,7 +69,7 @@ class BalancingPlate(gym.Env[np.ndarray, Any], EzPickle):
     A plate of 0.3 kg and 0.3 m x 0.3 m turns without friction about two hinges that cross in its middle: pitch about
     the x axis, and roll, which turns with the pitch, about the plate's y axis. A torque acts at each hinge. On the
     plate lies a ball of 0.7 g and 20 mm radius, a solid one, which rolls without slipping. It is nowhere at rest but on
-    a level plate, and its weight turns the plate further: with no torque it is lost within two seconds.
+    a level plate, and its weight turns the plate further: with no torque it is lost after about a second.
 
     For small angles, with I = 0.00226 kg m^2 of the plate about either hinge, m = 0.0007 kg and g = 9.81 m/s^2:
 
@@ -359,8 +359,8 @@ class Bullet:
         except ModuleNotFoundError as error:
             package = "pybullet" if sys.platform == "linux" and sys.version_info < (3, 12) else "pybullet-arm64"
             raise gym.error.DependencyNotInstalled(
-                f"PyBullet is missing: pip install {package} (there are wheels of pybullet for Python 3.11 on Linux, "
-                "of pybullet-arm64 for Python 3.11 to 3.13 on Linux, macOS and Windows)"
+                f"PyBullet is missing: pip install {package} (there are wheels of pybullet for Python 3.11 on Linux "
+                "x86-64, of pybullet-arm64 for Python 3.11 to 3.13 on Linux, macOS and Windows)"
             ) from error
         if human:
             check_display()
@@ -413,7 +413,7 @@ def check_display() -> None:
         # Only another process can try it.
         if subprocess.run([sys.executable, "-c", attempt], capture_output=True, check=False).returncode == 0:
             return
-        found = f"DISPLAY={os.environ.get('DISPLAY')} cannot be opened"
+        found = "none can be opened"
     else:
         found = "DISPLAY is not set"
     raise RuntimeError(f"render_mode='human' needs a display, and {found}; use render_mode='rgb_array' without one")

@@ -114,7 +114,7 @@ class BulletCartPole(gym.Env[np.ndarray, np.int64], EzPickle):
     | `angle_limit`          | 0.2095   | 0.2095        | rad, above 0, at most 1.5                   |
     | `substeps`             | 12       | 1             | physics steps of a decision, 1 to 100       |
     | `damping`              | 0        | 0.04          | Bullet's linear and angular damping, 0 to 1 |
-    | `slider_motor`         | False    | True          | leave PyBullet's motor on the slider on     |
+    | `slider_motor`         | False    | True          | PyBullet's motor on, 20 N in each substep   |
     | `reward_kind`          | "alive"  | "zero_at_end" | see Rewards                                 |
     | `render_mode`          | None     | None          | "rgb_array": pictures; "human": a window    |
     | `width`, `height`      | 480, 320 | 480, 320      | of a picture, 16 to 4096                    |
@@ -279,8 +279,8 @@ class Bullet:
         except ModuleNotFoundError as error:
             package = "pybullet" if sys.platform == "linux" and sys.version_info < (3, 12) else "pybullet-arm64"
             raise gym.error.DependencyNotInstalled(
-                f"PyBullet is missing: pip install {package} (there are wheels of pybullet for Python 3.11 on Linux, "
-                "of pybullet-arm64 for Python 3.11 to 3.13 on Linux, macOS and Windows)"
+                f"PyBullet is missing: pip install {package} (there are wheels of pybullet for Python 3.11 on Linux "
+                "x86-64, of pybullet-arm64 for Python 3.11 to 3.13 on Linux, macOS and Windows)"
             ) from error
         if human:
             check_display()
@@ -333,7 +333,7 @@ def check_display() -> None:
         # Only another process can try it.
         if subprocess.run([sys.executable, "-c", attempt], capture_output=True, check=False).returncode == 0:
             return
-        found = f"DISPLAY={os.environ.get('DISPLAY')} cannot be opened"
+        found = "none can be opened"
     else:
         found = "DISPLAY is not set"
     raise RuntimeError(f"render_mode='human' needs a display, and {found}; use render_mode='rgb_array' without one")
