@@ -13,9 +13,10 @@ Run:   python a2c_atari.py --env-id PongNoFrameskip-v4
 Shapes: T steps, N envs, B = T * N, M samples, (C, H, W) a stack of C images, A actions.
         Index t is the transition from obs[t]: dones[t] says that step t ended its episode (CleanRL's dones[t + 1]).
 Differs from the paper: the actors step together and one update learns from the mean over all of them; the network is
-        DQN's, its weights start orthogonal; a time limit is no end of the task, so the last value of a truncated
-        episode is bootstrapped. `diff ppo_atari.py a2c_atari.py`: A2C is PPO with one pass over the whole batch, where
-        ratios are 1 (https://arxiv.org/abs/2205.09123), advantages as they are, and the value loss not halved.
+        DQN's; RMSprop's epsilon stands outside its root; long gradients are scaled down; a time limit is no end of the
+        task, so the last value of a truncated episode is bootstrapped. `diff ppo_atari.py a2c_atari.py`: A2C is PPO
+        with RMSprop and one pass over the whole batch, where ratios are 1 (https://arxiv.org/abs/2205.09123),
+        advantages as they are, and the value loss not halved.
 """
 
 import ctypes
@@ -94,9 +95,9 @@ class Args:
     anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the run
     gamma: float = 0.99  # discount of a reward one step later
     compile: bool = False  # compile what the update computes; needs a C++ compiler on a CPU, seconds to start
-    amp: bool = False  # bfloat16 convolutions; pays on GPUs and on CPUs with AMX or AVX512_BF16, crawls on others
+    amp: bool = False  # bfloat16 before the last layer; pays on CPUs with AMX or AVX512_BF16, crawls on others
 
-    gae_lambda: float = 1.0  # lambda of GAE: 0 is one-step TD (low variance), 1 is Monte Carlo (no bias)
+    gae_lambda: float = 1.0  # lambda of GAE: 0 is one-step TD (low variance), 1 sums the whole rollout (low bias)
     ent_coef: float = 0.01  # weight of the entropy bonus; usually 0 to 0.05
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # longest gradient; longer ones are scaled down to it
@@ -396,7 +397,7 @@ def evaluate_checkpoint(args: Args) -> None:
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
     """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run."""
     device = prepare(args)
-    if not args.amp and (device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()):
+    if not args.amp and torch.cpu._is_avx512_bf16_supported():
         print("hint: --amp is faster here", flush=True)
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         # Freed memory stays here, since each update asks for as much: page faults took a fifth of the speed.
@@ -405,8 +406,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
     with ExitStack() as cleanup:
         envs = cleanup.enter_context(closing(make_envs(args, args.num_envs)))
         agent = Agent(args, envs).to(device)
-        # Torch adds epsilon to the root. In it, where paper and TensorFlow have it, 1e-5 outweighs a weight's squared
-        # gradients, near 1e-8: so Pong stood at -18 after 5M steps.
+        # Torch adds epsilon outside the root. Inside it, as in the paper and in TensorFlow, 1e-5 outweighs a weight's
+        # squared gradients, near 1e-8: so Pong stood at -18 after 5M steps.
         optimizer = torch.optim.RMSprop(agent.parameters(), lr=args.learning_rate, alpha=0.99, eps=1e-5)
         check_memory(args.batch_size * math.prod(envs.single_observation_space.shape), device, "num-steps")
         num_iterations = args.total_timesteps // args.batch_size  # whole ones; the steps that remain are left out

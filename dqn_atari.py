@@ -17,7 +17,6 @@ Differs from the paper: Adam instead of RMSProp; the error is squared, where the
         together; a time limit is no end of the task.
 """
 
-import ctypes
 import difflib
 import importlib.util
 import json
@@ -98,7 +97,7 @@ class Args:
     anneal_lr: bool = False  # let the learning rate fall linearly to 0 over the run
     gamma: float = 0.99  # discount of a reward one step later
     compile: bool = False  # compile what the update computes; needs a C++ compiler on a CPU, seconds to start
-    amp: bool = False  # bfloat16 convolutions; pays on GPUs and on CPUs with AMX or AVX512_BF16, crawls on others
+    amp: bool = False  # bfloat16 before the last layer; pays on CPUs with AMX or AVX512_BF16, crawls on others
 
     train_frequency: int = 4  # environment steps, over all environments, for each update
     double: bool = False  # Double DQN: the network that learns picks the next action, the target network values it
@@ -346,7 +345,7 @@ class ReplayBuffer:
             "actions": torch.empty(size, dtype=torch.int64),
             "rewards": torch.empty(size),
             "terminations": torch.empty(size),
-            # How many earlier frames its stack shows, up to S - 1; S: it is no transition, or some of them are gone.
+            # How many earlier frames its stack shows, up to S - 1; S marks rows that are no transition or lost frames.
             "earlier": torch.full(size, stack, dtype=torch.uint8),
         }
         self.position = torch.full((num_envs,), -1)  # of each environment, the row of what its last transition led to
@@ -359,7 +358,7 @@ class ReplayBuffer:
         """
         # At the start last_next_obs is None, which equals nothing.
         goes_on = torch.from_numpy((obs == self.last_next_obs).reshape(self.num_envs, -1).all(-1))
-        # What the last transition of a sequence led to keeps its row.
+        # Where a new sequence starts, it starts one row on: what the last transition led to keeps its row.
         envs, row = torch.arange(self.num_envs), (self.position + ~goes_on) % self.rows
         earlier = torch.where(goes_on, (self.columns["earlier"][row - 1, envs] + 1).clamp(max=self.stack - 1), 0)
         self.last_next_obs, self.position = next_obs, (row + 1) % self.rows
@@ -368,7 +367,7 @@ class ReplayBuffer:
             self.columns["frames"][at, envs] = newest.to(self.columns["frames"].device)
         for column, value in zip(list(self.columns.values())[1:], (*numbers, earlier), strict=True):
             column[row, envs] = torch.as_tensor(value).to(column.dtype)
-        # The frame that was in the next row is gone, and with it every stack that showed it.
+        # The row of next_obs is no transition, and the S - 1 after it have lost a frame of their stacks.
         gone = (self.position + torch.arange(self.stack).unsqueeze(-1)) % self.rows
         self.columns["earlier"][gone, envs] = self.stack
         self.filled = max(self.filled, 1 + int(torch.maximum(row, self.position).max()))
@@ -519,12 +518,8 @@ def evaluate_checkpoint(args: Args) -> None:
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
     """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run."""
     device = prepare(args)
-    if not args.amp and (device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()):
+    if not args.amp and torch.cpu._is_avx512_bf16_supported():
         print("hint: --amp is faster here", flush=True)
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        # Freed memory stays here, since each minibatch asks for as much: page faults took a fifth of the speed.
-        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
-        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
     with ExitStack() as cleanup:
         with make_env(args) as env:
             obs_shape = env.observation_space.shape

@@ -90,14 +90,12 @@ class Args:
     vector: Literal["sync", "async"] = "sync"  # gymnasium's environments step in this process, or in one each
     num_envs: int = 4  # parallel environments, N
     frame_skip: int = 2  # steps of the environment for which an action is repeated; a picture is drawn after the last
-    crop: tuple[float, float, float, float] | None = None  # top bottom left right in 0..1; none: where CartPole moves
+    crop: tuple[float, float, float, float] | None = None  # top bottom left right; none: all, or where CartPole moves
     resolution: tuple[int, int] = (7, 120)  # rows and columns of a frame, to which what was cropped is shrunk
     stack: int = 6  # frames that an observation shows, the newest and those before, S
     differences: bool = False  # the network sees the newest frame, and of those before their differences to the next
-    show_action: bool = True  # a row below the picture shows the action before it, whose last step moves nothing yet
+    show_action: bool = True  # a row below the picture shows the last action, which the picture does not show yet
     reference_line: bool = False  # draw a vertical line at the centre of the picture
-    invert: bool = True  # 0 is white, the colour of CartPole's paper, as in frames before the start of an episode
-    fast_drawing: bool = True  # draw CartPole without Gymnasium, the same picture in a tenth of the time
 
     buffer_size: int = 100_000  # transitions that the replay memory holds
     batch_size: int = 128  # transitions of one update, M
@@ -184,14 +182,14 @@ class Frames(gym.Wrapper):
         self.args, (rows, columns) = args, args.resolution
         self.metadata = {**env.metadata, "render_fps": env.metadata.get("render_fps", 30) / args.frame_skip}
         self.observation_space = gym.spaces.Box(0, 255, (rows + args.show_action, columns), np.uint8)
-        is_cartpole = type(env.unwrapped) is CartPoleEnv
-        self.draws_itself = is_cartpole and args.fast_drawing
+        self.is_cartpole = type(env.unwrapped) is CartPoleEnv
         # The top of the pole is in row 173 of 400, its axle in row 292.
-        self.crop = args.crop or ((0.42, 0.77, 0, 1) if is_cartpole else (0, 1, 0, 1))
+        self.crop = args.crop or ((0.42, 0.77, 0, 1) if self.is_cartpole else (0, 1, 0, 1))
 
     def frame(self, action: int | None) -> np.ndarray:
         """Returns the picture (H, W) of the present state, to which the action led."""
-        picture = draw_cartpole(self.unwrapped.state) if self.draws_itself else self.env.render()
+        # CartPole is drawn in a tenth of the time that Gymnasium takes.
+        picture = draw_cartpole(self.unwrapped.state) if self.is_cartpole else self.env.render()
         require(np.ndim(picture) == 3, "it draws no pictures")
         top, bottom, left, right = (round(x * picture.shape[i // 2]) for i, x in enumerate(self.crop))
         require(top < bottom and left < right, f"--crop {self.crop} leaves nothing: it is TOP BOTTOM LEFT RIGHT")
@@ -200,10 +198,9 @@ class Frames(gym.Wrapper):
             grey[:, grey.shape[1] // 2 - 1 :][:, :3] = 0
         rows, columns = self.args.resolution
         frame = np.zeros(self.observation_space.shape, np.uint8)
-        # Means over the pixels keep moves that are far smaller than one of the frame's.
-        frame[:rows] = cv2.resize(grey, (columns, rows), interpolation=cv2.INTER_AREA)
-        if self.args.invert:
-            frame[:rows] = 255 - frame[:rows]
+        # Means over the pixels keep moves that are far smaller than one of them. 0 is white, CartPole's paper, as
+        # are the frames before an episode's start.
+        frame[:rows] = 255 - cv2.resize(grey, (columns, rows), interpolation=cv2.INTER_AREA)
         if self.args.show_action and action is not None:
             part, parts = int(action - self.action_space.start), int(self.action_space.n)
             frame[-1, part * columns // parts : (part + 1) * columns // parts] = 255
@@ -291,7 +288,7 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> Vect
 class Agent(nn.Module):
     """Values of all actions, by linear layers with ReLU between them, for the environments' spaces.
 
-    The means of a picture's columns tell CartPole's state by weighted sums, to which convolutions added only time.
+    CartPole's state is nearly a linear function of the frames: convolutions added only time.
     """
 
     def __init__(self, args: Args, envs: VectorEnv) -> None:
@@ -344,7 +341,7 @@ class ReplayBuffer:
             "actions": torch.empty(size, dtype=torch.int64),
             "rewards": torch.empty(size),
             "terminations": torch.empty(size),
-            # How many earlier frames its stack shows, up to S - 1; S: it is no transition, or some of them are gone.
+            # How many earlier frames its stack shows, up to S - 1; S marks rows that are no transition or lost frames.
             "earlier": torch.full(size, stack, dtype=torch.uint8),
         }
         self.position = torch.full((num_envs,), -1)  # of each environment, the row of what its last transition led to
@@ -357,7 +354,7 @@ class ReplayBuffer:
         """
         # At the start last_next_obs is None, which equals nothing.
         goes_on = torch.from_numpy((obs == self.last_next_obs).reshape(self.num_envs, -1).all(-1))
-        # What the last transition of a sequence led to keeps its row.
+        # Where a new sequence starts, it starts one row on: what the last transition led to keeps its row.
         envs, row = torch.arange(self.num_envs), (self.position + ~goes_on) % self.rows
         earlier = torch.where(goes_on, (self.columns["earlier"][row - 1, envs] + 1).clamp(max=self.stack - 1), 0)
         self.last_next_obs, self.position = next_obs, (row + 1) % self.rows
@@ -366,7 +363,7 @@ class ReplayBuffer:
             self.columns["frames"][at, envs] = newest.to(self.columns["frames"].device)
         for column, value in zip(list(self.columns.values())[1:], (*numbers, earlier), strict=True):
             column[row, envs] = torch.as_tensor(value).to(column.dtype)
-        # The frame that was in the next row is gone, and with it every stack that showed it.
+        # The row of next_obs is no transition, and the S - 1 after it have lost a frame of their stacks.
         gone = (self.position + torch.arange(self.stack).unsqueeze(-1)) % self.rows
         self.columns["earlier"][gone, envs] = self.stack
         self.filled = max(self.filled, 1 + int(torch.maximum(row, self.position).max()))

@@ -106,11 +106,11 @@ class Args:
     anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the run
     gamma: float = 0.99  # discount of a reward one step later
     compile: bool = False  # compile what the update computes; needs a C++ compiler on a CPU, seconds to start
-    amp: bool = False  # bfloat16 convolutions; pays on GPUs and on CPUs with AMX or AVX512_BF16, crawls on others
+    amp: bool = False  # bfloat16 before the last layer; pays on CPUs with AMX or AVX512_BF16, crawls on others
 
     num_minibatches: int = 4  # minibatches of one pass over the batch; B / num_minibatches samples each
     update_epochs: int = 4  # passes over each batch
-    gae_lambda: float = 0.95  # lambda of GAE: 0 is one-step TD (low variance), 1 is Monte Carlo (no bias)
+    gae_lambda: float = 0.95  # lambda of GAE: 0 is one-step TD (low variance), 1 sums the whole rollout (low bias)
     norm_adv: bool = True  # normalise the advantages of each minibatch to mean 0, deviation 1
     clip_coef: float = 0.1  # epsilon of the paper's equation 7; usually 0.1 to 0.3
     clip_vloss: bool = True  # keep the value within clip_coef of its old estimate, as the policy's ratio is kept near 1
@@ -557,7 +557,7 @@ def fetch(ray: Any, futures: list[Any]) -> list[Any]:  # noqa: ANN401
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
     """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run."""
     device = prepare(args)
-    if not args.amp and torch.cpu._is_avx512_bf16_supported():  # workers act on CPUs
+    if not args.amp and torch.cpu._is_avx512_bf16_supported():
         print("hint: --amp is faster here", flush=True)
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         # Freed memory stays here, since each minibatch asks for as much: page faults took a fifth of the speed.
@@ -660,7 +660,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             means = torch.stack(losses).mean(0).tolist()
             run.counters["global_step"] = global_step = iteration * args.batch_size
             scalars = {f"losses/{name}": mean for name, mean in zip(terms, means, strict=True)}
-            scalars["losses/explained_variance"] = (1 - (returns - values).var() / (returns.var() + 1e-12)).item()
+            scalars["losses/explained_variance"] = 1 - advantages.numpy().var() / (returns.numpy().var() + 1e-12)
             scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
             scalars["charts/SPS"] = args.batch_size / (time.perf_counter() - start_time)
             # Of the iteration's time, the share in which the learner waited for the workers.

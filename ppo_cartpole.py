@@ -90,7 +90,7 @@ class Args:
 
     num_minibatches: int = 8  # minibatches of one pass over the batch; B / num_minibatches samples each
     update_epochs: int = 10  # passes over each batch
-    gae_lambda: float = 0.95  # lambda of GAE: 0 is one-step TD (low variance), 1 is Monte Carlo (no bias)
+    gae_lambda: float = 0.95  # lambda of GAE: 0 is one-step TD (low variance), 1 sums the whole rollout (low bias)
     clip_coef: float = 0.2  # epsilon of the paper's equation 7; usually 0.1 to 0.3
     ent_coef: float = 0.0  # weight of the entropy bonus; usually 0 to 0.05
     vf_coef: float = 0.5  # weight of the value loss
@@ -393,7 +393,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: PLR0915 (one story, 
             run.counters["global_step"] = global_step = iteration * args.batch_size
             names = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
             scalars = {f"losses/{name}": mean for name, mean in zip(names, means, strict=True)}
-            scalars["losses/explained_variance"] = (1 - (returns - values).var() / (returns.var() + 1e-12)).item()
+            scalars["losses/explained_variance"] = 1 - advantages.numpy().var() / (returns.numpy().var() + 1e-12)
             scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
             scalars["charts/SPS"] = args.batch_size / (time.perf_counter() - start_time)
             run.log(scalars)

@@ -100,7 +100,7 @@ class Args:
 
     num_minibatches: int = 32  # minibatches of one pass over the batch; B / num_minibatches samples each
     update_epochs: int = 10  # passes over each batch
-    gae_lambda: float = 0.95  # lambda of GAE: 0 is one-step TD (low variance), 1 is Monte Carlo (no bias)
+    gae_lambda: float = 0.95  # lambda of GAE: 0 is one-step TD (low variance), 1 sums the whole rollout (low bias)
     norm_adv: bool = True  # normalise the advantages of each minibatch to mean 0, deviation 1
     clip_coef: float = 0.2  # epsilon of the paper's equation 7; usually 0.1 to 0.3
     clip_vloss: bool = True  # keep the value within clip_coef of its old estimate, as the policy's ratio is kept near 1
@@ -454,7 +454,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         optimizer = torch.optim.Adam(parameters, lr=rate, eps=1e-5, foreach=False, fused=not args.compile)
         size, obs_dim = (args.num_steps, args.num_envs), envs.single_observation_space.shape[0]
         action_dim = envs.single_action_space.shape[0]
-        check_memory(args.batch_size * (16 * obs_dim + 4 * action_dim + 24), device, "num-steps")
+        check_memory(args.batch_size * (16 * obs_dim + 4 * action_dim + 24), torch.device("cpu"), "num-steps")
         num_iterations = args.total_timesteps // args.batch_size  # whole ones; the steps that remain are left out
         before = Args(**load_checkpoint(args.resume)["args"]) if args.resume is not None else args
         require(before.batch_size == args.batch_size, "--num-envs times --num-steps, the batch, must stay what it was")
@@ -520,13 +520,13 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
                     break  # out of all passes, and this step is not taken
                 step()
 
-            # Between rollout and update they must stay, else the ratio of new and old policy would not start at 1.
+            # Only now: with other statistics in the update the ratio of new and old policy would not start at 1.
             agent.obs_statistics.update(obs.flatten(0, 1).to(device))
             means = torch.stack(losses).mean(0).tolist()
             run.counters["global_step"] = global_step = iteration * args.batch_size
             names = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
             scalars = {f"losses/{name}": mean for name, mean in zip(names, means, strict=True)}
-            scalars["losses/explained_variance"] = (1 - (returns - values).var() / (returns.var() + 1e-12)).item()
+            scalars["losses/explained_variance"] = 1 - advantages.numpy().var() / (returns.numpy().var() + 1e-12)
             scalars["charts/learning_rate"] = float(optimizer.param_groups[0]["lr"])
             scalars["charts/SPS"] = args.batch_size / (time.perf_counter() - start_time)
             run.log(scalars)

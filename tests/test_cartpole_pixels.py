@@ -48,15 +48,6 @@ def test_cartpole_is_drawn_as_gymnasium_draws_it():
     env.close()
 
 
-def test_frames_are_equal_however_they_are_drawn():
-    frames = []
-    for fast in (True, False):
-        with script.make_env(args_of(fast_drawing=fast)) as env:
-            assert env.get_wrapper_attr("draws_itself") == fast
-            frames.append([env.reset(seed=3)[0], *(env.step(i % 2)[0] for i in range(8))])
-    np.testing.assert_array_equal(*frames)
-
-
 # ----- Frames -----
 def test_the_crop_shows_the_pole_where_it_is():
     right = np.zeros((4, 60))
@@ -64,7 +55,6 @@ def test_the_crop_shows_the_pole_where_it_is():
     np.testing.assert_array_equal(shown([0, 0, 0, 0], **POLE, resolution=(4, 60)), right)
     # 0.08 m are 10 of 600 pixels.
     np.testing.assert_array_equal(shown([0.08, 0, 0, 0], **POLE, resolution=(4, 60)), np.roll(right, 10, axis=1))
-    np.testing.assert_array_equal(shown([0, 0, 0, 0], **POLE, resolution=(4, 60), invert=False), 255 - right)
 
 
 def test_a_smaller_frame_holds_means():
