@@ -507,7 +507,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             run.counters["global_step"] = global_step = iteration * args.batch_size
             names = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
             scalars = {f"losses/{name}": mean for name, mean in zip(names, means, strict=True)}
-            scalars["losses/explained_variance"] = 1 - advantages.numpy().var() / (returns.numpy().var() + 1e-12)
+            scalars["losses/explained_variance"] = (1 - advantages.var() / (returns.var() + 1e-12)).item()
             scalars["charts/learning_rate"] = float(optimizer.param_groups[0]["lr"])
             scalars["charts/SPS"] = args.batch_size / (time.perf_counter() - start_time)
             run.log(scalars)
