@@ -90,7 +90,7 @@ class Args:
     vector: Literal["sync", "async"] = "sync"  # gymnasium's environments step in this process, or in one each
     num_envs: int = 4  # parallel environments, N
     frame_skip: int = 2  # steps of the environment for which an action is repeated; a picture is drawn after the last
-    crop: tuple[float, float, float, float] | None = None  # top bottom left right; none: all, or where CartPole moves
+    crop: tuple[float, float, float, float] | None = None  # top bottom left right, 0..1; none: all, or CartPole's part
     resolution: tuple[int, int] = (7, 120)  # rows and columns of a frame, to which what was cropped is shrunk
     stack: int = 6  # frames that an observation shows, the newest and those before, S
     differences: bool = False  # the network sees the newest frame, and of those before their differences to the next
