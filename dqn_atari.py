@@ -17,6 +17,7 @@ Differs from the paper: Adam instead of RMSProp; the error is squared, where the
         together; a time limit is no end of the task.
 """
 
+import ctypes
 import difflib
 import importlib.util
 import json
@@ -520,6 +521,10 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
     device = prepare(args)
     if not args.amp and torch.cpu._is_avx512_bf16_supported():
         print("hint: --amp is faster here", flush=True)
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        # Freed memory stays here, since each minibatch asks for as much: page faults took a fifth of the speed.
+        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
     with ExitStack() as cleanup:
         with make_env(args) as env:
             obs_shape = env.observation_space.shape
