@@ -1,6 +1,6 @@
 """Registers Atari's BasicMath with a whole answer as one decision, which makes it a game that PPO learns.
 
-In ALE/BasicMath-v5 the answer to 8 + 5 is five presses of buttons and FIRE; a button that is held counts once in 16
+In ALE/BasicMath-v5 the answer to 8 + 5 is seven presses of buttons and FIRE; a button that is held counts once in 16
 frames only, and up to four seconds after FIRE nothing counts. Here a decision is a number from 0 to 18, whose buttons
 are pressed and let go of, and the observation is the problem. Rewards, 1 for a right answer, and problems, ten, are the
 game's.

@@ -237,6 +237,14 @@ def test_a_worker_that_dies_within_a_rollout_collects_it_again(tmp_path, monkeyp
 
 
 @signals_are_heard
+def test_workers_that_die_at_every_start_end_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SIGNAL_AT", "1:SIGKILL")
+    args = arguments(tmp_path, env_id="small_envs:SignalAt-v0", envs_per_shard=4)
+    status, text = failed(script, monkeypatch, capsys, *flags_of(args))
+    assert (status, text.startswith("error: Ray's workers failed: ")) == (1, True), text
+
+
+@signals_are_heard
 def test_two_nodes_give_the_same_weights_and_one_of_them_may_die(tmp_path, monkeypatch, capsys, cluster):
     expected = weights_of(monkeypatch, script, arguments(tmp_path / "one"))
     on_both = {"num_workers": 2, "ray_address": cluster.address}
