@@ -144,10 +144,10 @@ def find_spec(env_id: str) -> EnvSpec:
     """Returns the registered specification of an environment; `package.module:Id-v0` imports the module first."""
     module, _, name = env_id.rpartition(":")
     importlib.import_module(module or "gymnasium")
-    usable = [known for known, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
-    near = ", ".join(difflib.get_close_matches(name, usable, n=5, cutoff=0.3)) or "none"
-    others = "your own needs its module, as in my_module:MyEnv-v0; Atari games are for *_atari.py"
-    require(name in gym.registry, f"gymnasium has no {name!r}; the nearest ids: {near}; {others}")
+    if name not in gym.registry:
+        usable = [x for x, spec in gym.registry.items() if not isinstance(spec.kwargs.get("frameskip"), tuple)]
+        near = ", ".join(difflib.get_close_matches(name, usable, n=5, cutoff=0.3)) or "none"
+        raise UsageError(f"gymnasium has no {name!r}; the nearest ids: {near}; yours: module:Id-v0; Atari: *_atari.py")
     return gym.registry[name]
 
 
@@ -598,8 +598,8 @@ class Run:
         for stray in self.folder.glob("*.pt.tmp"):
             stray.unlink()
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
-        versions = {"python": sys.version.split()[0], "torch": torch.__version__, "numpy": np.__version__}
-        versions |= {d.name: d.version for d in distributions() if re.match("gymnasium|ale.py|pybullet", d.name or "")}
+        libs = ("torch", "numpy", "gymnasium", "ale-py", "pybullet", "pybullet-arm64")
+        versions = {d.name: d.version for x in libs for d in distributions(name=x)} | {"python": sys.version.split()[0]}
         status, commit = subprocess.getstatusoutput(f"git -C {shlex.quote(str(Path(__file__).parent))} rev-parse HEAD")
         about["device"] = torch.cuda.get_device_name() if args.cuda and torch.cuda.is_available() else "cpu"
         about |= {"git_commit": None if status else commit, "global_step": step, "versions": versions}
