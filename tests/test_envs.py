@@ -6,6 +6,7 @@ Numbers in comments were measured; those that equations give are computed here.
 import copy
 import functools
 import gc
+import importlib
 import inspect
 import json
 import math
@@ -26,6 +27,7 @@ from conftest import ROOT
 from gymnasium.utils.env_checker import check_env
 from gymnasium.utils.passive_env_checker import env_render_passive_checker
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from short_runs import command_line
 from stable_baselines3.common.env_checker import check_env as check_env_for_sb3
 
 from envs import balancing_plate, bullet_cartpole
@@ -1309,13 +1311,16 @@ for name, (observations, actions) in SPACES.items():
 """the package that the page's recipes speak of, with the spaces that they are for"""
 
 
-def write_recipes(folder):
-    """Writes the page's examples: the first into my_envs.py, each recipe into the file that its first line names."""
+@pytest.fixture(scope="module")
+def recipes(tmp_path_factory):
+    """A folder with the page's examples: the first in my_envs.py, each recipe in the file that its first line names."""
+    folder = tmp_path_factory.mktemp("recipes")
     first, *recipes = blocks_of("python")
     files = {"my_envs.py": first, "my_package.py": MY_PACKAGE}
     files |= {re.match(r"# (my_\w+\.py)\n", recipe)[1]: recipe for recipe in recipes}
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
+    return folder
 
 
 def test_every_recipe_has_a_command():
@@ -1325,29 +1330,29 @@ def test_every_recipe_has_a_command():
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "python ppo_cartpole.py --env-id my_ids:MachineCounted-v0"])
-def test_the_examples_of_the_page_are_trained_by_a_script(command, tmp_path):
+@pytest.mark.filterwarnings("ignore")  # those of other packages' environments
+def test_the_examples_of_the_page_are_trained_by_a_script(command, recipes, tmp_path, monkeypatch, capsys):
     _, script, *flags = shlex.split(command)
     env_id = flags[flags.index("--env-id") + 1]
     for package in PACKAGES.get(env_id.split(":")[0], []):
         pytest.importorskip(package, exc_type=ImportError)
-    write_recipes(tmp_path)
+    monkeypatch.chdir(recipes)
     if "my_envs" in env_id:
-        check = "import gymnasium, gymnasium.utils.env_checker as checker"
-        in_fresh_process(f"{check}; checker.check_env(gymnasium.make({env_id!r}).unwrapped)", tmp_path)
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(recipes)
+            check_env(gym.make(env_id).unwrapped)
     flags += ["--no-progress", "--no-cuda", "--threads=1", "--eval-episodes=1", "--eval-every=0"]
     is_slow = re.search("CarRacing|CarSkip", env_id) is not None
     if is_slow:  # its own limit is 1,000 steps
         options = json.loads(flags[flags.index("--env-kwargs") + 1]) if "--env-kwargs" in flags else {}
-        flags += ["--env-kwargs", json.dumps(options | {"max_episode_steps": 20})]
-    flags += ["--learning-starts=100"] if script.startswith("dqn") else ["--num-envs=2", "--num-steps=32"]
-    flags += ["--total-timesteps=64" if "ppo" in script else "--total-timesteps=300"]
+        flags += ["--env-kwargs", json.dumps(options | {"max_episode_steps": 10})]
+    flags += ["--learning-starts=100"] if script.startswith("dqn") else ["--num-envs=2", "--num-steps=16"]
+    flags += ["--total-timesteps=32" if "ppo" in script else "--total-timesteps=300"]
     flags += ["--num-minibatches=2"] if "ppo" in script else []
-    run = [sys.executable, str(ROOT / script), *flags]
-    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
+    command_line(importlib.import_module(script.removesuffix(".py")), monkeypatch, *flags, f"--run-dir={tmp_path}")
     # One episode, and the line that sums it up; the longest of the examples have 200 steps, the old CartPole's 500.
-    (length,) = re.findall(r"^episode \d+: return=\S+ length=(\d+)$", done.stdout, re.MULTILINE)
-    assert 0 < int(length) <= (500 if "Old" in env_id else 20 if is_slow else 200)
-    assert re.search(r"^eval: mean=\S+ .*episodes=1 ", done.stdout, re.MULTILINE)
-    assert list((tmp_path / "runs").glob("*/*.pt"))
+    out = capsys.readouterr().out
+    (length,) = re.findall(r"^episode \d+: return=\S+ length=(\d+)$", out, re.MULTILINE)
+    assert 0 < int(length) <= (500 if "Old" in env_id else 10 if is_slow else 200)
+    assert re.search(r"^eval: mean=\S+ .*episodes=1 ", out, re.MULTILINE)
+    assert list(tmp_path.glob("*/*.pt"))
