@@ -431,11 +431,13 @@ def test_a_second_signal_ends_at_once(tmp_path):
 
 
 CHILD_DRIVER = """
-import multiprocessing, sys
-import ppo_atari
+import importlib, multiprocessing, sys
+
+def train():
+    importlib.import_module("ppo_atari").main()
 
 if __name__ == "__main__":
-    child = multiprocessing.get_context("spawn").Process(target=ppo_atari.main)
+    child = multiprocessing.get_context("spawn").Process(target=train)
     child.start()
     child.join()
     sys.exit(child.exitcode)

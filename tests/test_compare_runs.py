@@ -1562,7 +1562,7 @@ def test_run_without_the_metric_is_named(tmp_path, monkeypatch, capsys):
 def test_real_training(tmp_path, monkeypatch, capsys):
     """Real runs, with their args.json, and the command line as a user gives it."""
     for seed in ("1", "2"):
-        flags = ("--total-timesteps=4096", "--eval-episodes=1", "--no-progress", "--run-dir", str(tmp_path))
+        flags = ("--total-timesteps=4096", "--update-epochs=1", "--no-progress", "--run-dir", str(tmp_path))
         command_line(ppo_continuous, monkeypatch, *flags, "--seed", seed)
     command = [sys.executable, "-W", "error", "compare_runs.py", str(tmp_path / "Pendulum-v1__*")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

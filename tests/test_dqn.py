@@ -3,10 +3,7 @@
 import dataclasses
 import inspect
 import math
-import os
 import signal
-import subprocess
-import sys
 from copy import deepcopy
 from types import SimpleNamespace
 
@@ -14,7 +11,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from conftest import ROOT
 from short_runs import assert_equal, command_line, failed, flags_of, load, only_run, resume, scalars, spy, spy_runs
 from torch import nn
 
@@ -317,11 +313,11 @@ def test_every_step_that_calls_for_an_update_gets_one(tmp_path, monkeypatch, cha
 @pytest.mark.parametrize(
     ("num_envs", "total", "starts", "global_step", "updates", "copies"),
     [
-        # 4 steps at a time meet multiples of 10 only each fifth turn: `step % 10 == 0` would give 250 updates.
-        (4, 5000, 0, 5000, 500, 10),
-        # 1666 turns of 3 end at 4,998; a modulo would give 166 updates.
-        (3, 5000, 0, 4998, 499, 9),
-        (4, 3000, 1000, 3000, 200, 4),
+        # 4 steps at a time meet multiples of 10 only each fifth turn: `step % 10 == 0` would give 100 updates.
+        (4, 2000, 0, 2000, 200, 4),
+        # 666 turns of 3 end at 1,998; a modulo would give 66 updates.
+        (3, 2000, 0, 1998, 199, 3),
+        (4, 1500, 500, 1500, 100, 2),
         (32, 3000, 0, 2976, 297, 5),
     ],
 )
@@ -560,9 +556,7 @@ def test_cartpole_is_cut_off_at_exactly_the_limit(tmp_path):
 def test_the_same_seed_gives_the_same_run_whatever_is_evaluated_and_saved(tmp_path):
     runs = {
         "plain": {},
-        "again": {},
-        "evaluated": {"eval_every": 100, "eval_episodes": 3},
-        "saved": {"checkpoint_every": 100, "save_replay": True},
+        "evaluated, saved": {"eval_every": 100, "eval_episodes": 3, "checkpoint_every": 100, "save_replay": True},
         "async": {"vector": "async"},
     }
     found = {}
@@ -589,29 +583,6 @@ def test_evaluations_do_not_disturb_environments_that_draw_from_numpy(tmp_path):
         script.train(tiny(tmp_path / name, "GlobalDraw", **changes))
     one, other = (load(only_run(tmp_path / name)) for name in ("one", "other"))
     assert_equal(one["agent"], other["agent"])
-
-
-# The main guard matters: a spawned process imports this file once more.
-SPAWN_DRIVER = """
-import multiprocessing
-import dqn_cartpole_vec
-
-if __name__ == "__main__":
-    multiprocessing.set_start_method("spawn")
-    dqn_cartpole_vec.main()
-"""
-
-
-def test_the_spawn_start_method_gives_the_same_weights(tmp_path):
-    (tmp_path / "driver.py").write_text(SPAWN_DRIVER)
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])}
-    command = [sys.executable, str(tmp_path / "driver.py"), *flags_of(tiny(tmp_path / "spawned", vector="async"))]
-    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "")
-    script.train(tiny(tmp_path / "plain"))
-    spawned, plain = (load(only_run(tmp_path / name)) for name in ("spawned", "plain"))
-    assert spawned["args"]["vector"] == "async"
-    assert_equal(spawned["agent"], plain["agent"])
 
 
 # ----- Resumed runs -----

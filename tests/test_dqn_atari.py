@@ -357,7 +357,7 @@ def test_breakout_trains(tmp_path, monkeypatch, backend):
         "end_e": 1,
         "eval_greedy": False,
     }
-    args = tiny(tmp_path, "BreakoutNoFrameskip-v4", batch_size=32, buffer_size=500, **changes)
+    args = tiny(tmp_path, "BreakoutNoFrameskip-v4", batch_size=32, buffer_size=500, eval_episodes=1, **changes)
     agent, _ = dqn_atari.train(args)
     assert len(turns) == 400
     assert agent.head.out_features == 4
@@ -382,9 +382,7 @@ def test_own_images_are_no_stack_of_frames(tmp_path, monkeypatch, env, stack, sh
 def test_the_same_seed_gives_the_same_run_whatever_is_evaluated_and_saved(tmp_path):
     runs = {
         "plain": {},
-        "again": {},
-        "evaluated": {"eval_every": 100, "eval_episodes": 3},
-        "saved": {"checkpoint_every": 100, "save_replay": True},
+        "evaluated, saved": {"eval_every": 100, "eval_episodes": 3, "checkpoint_every": 100, "save_replay": True},
         "async": {"vector": "async"},
     }
     found = {}

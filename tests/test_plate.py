@@ -244,13 +244,11 @@ def random_lengths(episodes):
     return lengths
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_the_ball_stays_on_the_plate_after_6000_decisions(tmp_path, seed):
+def test_the_ball_stays_on_the_plate_after_6000_decisions(tmp_path):
     """Random actions keep it for about 25 decisions, at most 54; what seeds 1 to 6 learned, for all 500."""
     assert max(random_lengths(20)) < 100
     args = script.Args(
         env_id="BalancingPlate-v0",
-        seed=seed,
         num_envs=4,
         total_timesteps=6000,
         learning_rate=2e-3,

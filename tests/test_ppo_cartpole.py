@@ -353,7 +353,7 @@ def test_the_value_of_a_constant_reward_under_a_time_limit(tmp_path, end, value)
         assert agent.value(torch.ones(1, 1)).item() == pytest.approx(value, rel=0.06)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_cartpole_is_learned(tmp_path, seed):
     """Random play falls after 22 steps, a policy that leans to one side after 9."""
     quiet = {"eval_every": 0, "checkpoint_every": 0, "eval_episodes": 20, "progress": False, "cuda": False}

@@ -728,7 +728,7 @@ def test_the_right_action_is_learned(tmp_path, changes):
     assert scores.mean() >= 0.9
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_cartpole_is_learned(tmp_path, seed):
     """Random actions last about 22 steps; after 120 episodes seeds 1 to 8 last 106 to 200, the limit."""
     own = {"num_envs": 1, "max_episode_steps": 200, "total_episodes": 120, "hidden_sizes": (64,), "gamma": 0.99}
