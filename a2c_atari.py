@@ -198,7 +198,7 @@ class WholeEpisodes(gym.Wrapper):
         scores, lengths = self.get_wrapper_attr("return_queue"), self.get_wrapper_attr("length_queue")
         if not scores:
             return obs, {}
-        measures = [x for x in self.info.get("measures", {}).items() if not math.isnan(x[1])]
+        measures = [x for x in self.info.get("measures", {}).items() if math.isfinite(x[1])]
         return obs, {"whole_episode": (("return", scores.pop()), ("length", lengths.pop()), *measures)}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
@@ -397,7 +397,7 @@ def evaluate_checkpoint(args: Args) -> None:
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
     """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run."""
     device = prepare(args)
-    if not args.amp and torch.cpu._is_avx512_bf16_supported():
+    if device.type == "cpu" and not args.amp and torch.cpu._is_avx512_bf16_supported():
         print("hint: --amp is faster here", flush=True)
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         # Freed memory stays here, since each update asks for as much: page faults took a fifth of the speed.
@@ -539,11 +539,10 @@ class Run:
         if step > 0:
             seed_everything(self.env_seed)  # random streams are not stored, nor environments: new episodes start
         try:
+            (args.run_dir + args.exp_name).encode()  # TensorBoard writes UTF-8
             self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise UsageError(f"--run-dir {args.run_dir}: {error}") from error
-        for stray in self.folder.glob("*.pt.tmp"):
-            stray.unlink()
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
         libs = ("torch", "numpy", "gymnasium", "ale-py", "pybullet", "pybullet-arm64")
         versions = {d.name: d.version for x in libs for d in distributions(name=x)} | {"python": sys.version.split()[0]}
@@ -727,6 +726,7 @@ def prepare(args: Args) -> torch.device:
 def main() -> None:
     """Runs the command line: status 0 when done, 1 when the run failed, 2 when the arguments are wrong."""
     sys.path.append(os.getcwd())
+    sys.stdout.reconfigure(errors="replace")  # what the terminal has no letter for
     # TensorBoard raises again, in this thread, what its writing thread met on a full disk.
     threading.excepthook = lambda hook: None if issubclass(hook.exc_type, OSError) else threading.__excepthook__(hook)
     for signum in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # Windows has no SIGHUP

@@ -89,7 +89,7 @@ class Args:
     env_kwargs: str = "{}"  # keyword arguments for gymnasium.make, a JSON object
     vector: Literal["sync", "async"] = "sync"  # gymnasium's environments step in this process, or in one each
     num_envs: int = 4  # parallel environments, N
-    frame_skip: int = 2  # steps of the environment for which an action is repeated; a picture is drawn after the last
+    frame_skip: int = 2  # raw steps for which an action is repeated: one environment step; drawn after the last
     crop: tuple[float, float, float, float] | None = None  # top bottom left right, 0..1; none: all, or CartPole's part
     resolution: tuple[int, int] = (7, 120)  # rows and columns of a frame, to which what was cropped is shrunk
     stack: int = 6  # frames that an observation shows, the newest and those before, S
@@ -111,7 +111,7 @@ class Args:
 
     train_frequency: int = 4  # environment steps, over all environments, for each update
     double: bool = False  # Double DQN: the network that learns picks the next action, the target network values it
-    loss: Literal["mse", "huber"] = "mse"  # squared error, or clipped as in the paper, which biases where ends are rare
+    loss: Literal["mse", "huber"] = "mse"  # squared error, or the paper's, clipped: its values err where ends are rare
     tau: float = 1.0  # how far each update of the target network moves it towards the network; 1: a copy
     target_network_frequency: int = 500  # environment steps between updates of the target network
     start_e: float = 1.0  # epsilon, the probability of a random action, at the start
@@ -122,15 +122,15 @@ class Args:
     def check(self) -> None:
         """Raises a UsageError where a value is out of range or does not fit another one."""
         limits = {
-            "batch_size train_frequency target_network_frequency eval_episodes hidden_sizes": (1, math.inf),
-            "num_envs": (1, 10_000),
+            "batch_size train_frequency target_network_frequency eval_episodes": (1, math.inf),
+            "num_envs hidden_sizes": (1, 10_000),
             "frame_skip stack": (1, 255),
             "resolution": (1, 1_000),
             "threads checkpoint_every eval_every": (0, math.inf),
             "max_grad_norm": (1e-12, math.inf),
             "learning_rate tau": (1e-12, 1),
             "crop gamma start_e end_e exploration_fraction": (0, 1),
-            "seed": (0, 2_000_000_000),  # episodes of evaluations are seeded further up
+            "seed": (0, 2_000_000_000),  # evaluations add to it, and some environments take 31 bits
             "buffer_size": ((16 + self.stack) * self.num_envs, math.inf),
             "total_timesteps": (self.num_envs, math.inf),
             "learning_starts": (0, self.total_timesteps - 1),
@@ -188,9 +188,9 @@ class Frames(gym.Wrapper):
 
     def frame(self, action: int | None) -> np.ndarray:
         """Returns the picture (H, W) of the present state, to which the action led."""
-        # CartPole is drawn in a tenth of the time that Gymnasium takes.
+        # CartPole is drawn in a quarter of the time that Gymnasium takes.
         picture = draw_cartpole(self.unwrapped.state) if self.is_cartpole else self.env.render()
-        require(np.ndim(picture) == 3, "it draws no pictures")
+        require(np.ndim(picture) == 3 and picture.dtype == np.uint8, "it draws no pictures of bytes")
         top, bottom, left, right = (round(x * picture.shape[i // 2]) for i, x in enumerate(self.crop))
         require(top < bottom and left < right, f"--crop {self.crop} leaves nothing: it is TOP BOTTOM LEFT RIGHT")
         grey = cv2.cvtColor(np.ascontiguousarray(picture[top:bottom, left:right]), cv2.COLOR_RGB2GRAY)
@@ -240,7 +240,7 @@ class WholeEpisodes(gym.Wrapper):
         scores, lengths = self.get_wrapper_attr("return_queue"), self.get_wrapper_attr("length_queue")
         if not scores:
             return obs, {}
-        measures = [x for x in self.info.get("measures", {}).items() if not math.isnan(x[1])]
+        measures = [x for x in self.info.get("measures", {}).items() if math.isfinite(x[1])]
         return obs, {"whole_episode": (("return", scores.pop()), ("length", lengths.pop()), *measures)}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
@@ -645,11 +645,10 @@ class Run:
         if step > 0:
             seed_everything(self.env_seed)  # random streams are not stored, nor environments: new episodes start
         try:
+            (args.run_dir + args.exp_name).encode()  # TensorBoard writes UTF-8
             self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise UsageError(f"--run-dir {args.run_dir}: {error}") from error
-        for stray in self.folder.glob("*.pt.tmp"):
-            stray.unlink()
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
         libs = ("torch", "numpy", "gymnasium", "ale-py", "pybullet", "pybullet-arm64")
         versions = {d.name: d.version for x in libs for d in distributions(name=x)} | {"python": sys.version.split()[0]}
@@ -833,6 +832,7 @@ def prepare(args: Args) -> torch.device:
 def main() -> None:
     """Runs the command line: status 0 when done, 1 when the run failed, 2 when the arguments are wrong."""
     sys.path.append(os.getcwd())
+    sys.stdout.reconfigure(errors="replace")  # what the terminal has no letter for
     # TensorBoard raises again, in this thread, what its writing thread met on a full disk.
     threading.excepthook = lambda hook: None if issubclass(hook.exc_type, OSError) else threading.__excepthook__(hook)
     for signum in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # Windows has no SIGHUP

@@ -58,7 +58,7 @@ from tqdm import tqdm
 # ----- Arguments -----
 @dataclass(frozen=True)
 class Args:
-    """DQN on environments with vector observations and a number of actions."""
+    """DQN on environments with vector observations and discrete actions."""
 
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     seed: int = 1  # seeds python, numpy, torch, the environments and their action spaces
@@ -98,7 +98,7 @@ class Args:
 
     train_frequency: int = 4  # environment steps, over all environments, for each update
     double: bool = True  # Double DQN: the network that learns picks the next action, the target network values it
-    loss: Literal["mse", "huber"] = "mse"  # squared error, or clipped as in the paper, which biases where ends are rare
+    loss: Literal["mse", "huber"] = "mse"  # squared error, or the paper's, clipped: its values err where ends are rare
     tau: float = 1.0  # how far each update of the target network moves it towards the network; 1: a copy
     target_network_frequency: int = 250  # environment steps between updates of the target network
     start_e: float = 1.0  # epsilon, the probability of a random action, at the start
@@ -109,13 +109,13 @@ class Args:
     def check(self) -> None:
         """Raises a UsageError where a value is out of range or does not fit another one."""
         limits = {
-            "batch_size train_frequency target_network_frequency eval_episodes hidden_sizes": (1, math.inf),
-            "num_envs": (1, 10_000),
+            "batch_size train_frequency target_network_frequency eval_episodes": (1, math.inf),
+            "num_envs hidden_sizes": (1, 10_000),
             "threads checkpoint_every eval_every max_episode_steps": (0, math.inf),
             "max_grad_norm": (1e-12, math.inf),
             "learning_rate tau": (1e-12, 1),
             "gamma start_e end_e exploration_fraction": (0, 1),
-            "seed": (0, 2_000_000_000),  # episodes of evaluations are seeded further up
+            "seed": (0, 2_000_000_000),  # evaluations add to it, and some environments take 31 bits
             "buffer_size total_timesteps": (self.num_envs, math.inf),
             "learning_starts": (0, self.total_timesteps - 1),
         }
@@ -152,7 +152,7 @@ class WholeEpisodes(gym.Wrapper):
         scores, lengths = self.get_wrapper_attr("return_queue"), self.get_wrapper_attr("length_queue")
         if not scores:
             return obs, {}
-        measures = [x for x in self.info.get("measures", {}).items() if not math.isnan(x[1])]
+        measures = [x for x in self.info.get("measures", {}).items() if math.isfinite(x[1])]
         return obs, {"whole_episode": (("return", scores.pop()), ("length", lengths.pop()), *measures)}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
@@ -498,11 +498,10 @@ class Run:
         if step > 0:
             seed_everything(self.env_seed)  # random streams are not stored, nor environments: new episodes start
         try:
+            (args.run_dir + args.exp_name).encode()  # TensorBoard writes UTF-8
             self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise UsageError(f"--run-dir {args.run_dir}: {error}") from error
-        for stray in self.folder.glob("*.pt.tmp"):
-            stray.unlink()
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
         libs = ("torch", "numpy", "gymnasium", "ale-py", "pybullet", "pybullet-arm64")
         versions = {d.name: d.version for x in libs for d in distributions(name=x)} | {"python": sys.version.split()[0]}
@@ -686,6 +685,7 @@ def prepare(args: Args) -> torch.device:
 def main() -> None:
     """Runs the command line: status 0 when done, 1 when the run failed, 2 when the arguments are wrong."""
     sys.path.append(os.getcwd())
+    sys.stdout.reconfigure(errors="replace")  # what the terminal has no letter for
     # TensorBoard raises again, in this thread, what its writing thread met on a full disk.
     threading.excepthook = lambda hook: None if issubclass(hook.exc_type, OSError) else threading.__excepthook__(hook)
     for signum in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # Windows has no SIGHUP

@@ -6,7 +6,7 @@
 #     'box2d>=2.3.10; python_version < "3.14" and (sys_platform != "linux" or platform_machine == "x86_64")',
 # ]
 # ///
-"""Proximal Policy Optimization (PPO) on vector observations with a number of actions: the script to read first.
+"""Proximal Policy Optimization (PPO) on vector observations with discrete actions: the script to read first.
 
 Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347.
 Run:   python ppo_cartpole.py --env-id CartPole-v1
@@ -56,7 +56,7 @@ from tqdm import tqdm
 # ----- Arguments -----
 @dataclass(frozen=True)
 class Args:
-    """PPO on environments with vector observations and a number of actions."""
+    """PPO on environments with vector observations and discrete actions."""
 
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     seed: int = 1  # seeds python, numpy, torch, the environments and their action spaces
@@ -149,7 +149,7 @@ class WholeEpisodes(gym.Wrapper):
         scores, lengths = self.get_wrapper_attr("return_queue"), self.get_wrapper_attr("length_queue")
         if not scores:
             return obs, {}
-        measures = [x for x in self.info.get("measures", {}).items() if not math.isnan(x[1])]
+        measures = [x for x in self.info.get("measures", {}).items() if math.isfinite(x[1])]
         return obs, {"whole_episode": (("return", scores.pop()), ("length", lengths.pop()), *measures)}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
@@ -366,28 +366,28 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: PLR0915 (one story, 
 
             # (T, N, ...) -> (B, ...), then several passes in random minibatches.
             batch = [x.flatten(0, 1).to(device) for x in (obs, actions, logprobs, advantages, returns)]
-            passes = (torch.randperm(args.batch_size, device=device) for _ in range(args.update_epochs))
             losses = []
-            for mb_inds in (x for order in passes for x in order.chunk(args.num_minibatches)):
-                mb_obs, mb_actions, mb_logprobs, mb_advantages, mb_returns = (x[mb_inds] for x in batch)
-                policy, new_values = agent.policy(mb_obs), agent.value(mb_obs)
-                logratio = policy.log_prob(mb_actions) - mb_logprobs
-                ratio = logratio.exp()
-                mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
-                pg_loss = policy_loss(ratio, mb_advantages, args.clip_coef)
-                v_loss = 0.5 * (new_values - mb_returns).square().mean()
-                entropy = policy.entropy().mean()
-                loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
+            for _ in range(args.update_epochs):
+                for mb_inds in torch.randperm(args.batch_size, device=device).chunk(args.num_minibatches):
+                    mb_obs, mb_actions, mb_logprobs, mb_advantages, mb_returns = (x[mb_inds] for x in batch)
+                    policy, new_values = agent.policy(mb_obs), agent.value(mb_obs)
+                    logratio = policy.log_prob(mb_actions) - mb_logprobs
+                    ratio = logratio.exp()
+                    mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std() + 1e-8)
+                    pg_loss = policy_loss(ratio, mb_advantages, args.clip_coef)
+                    v_loss = 0.5 * (new_values - mb_returns).square().mean()
+                    entropy = policy.entropy().mean()
+                    loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
 
-                optimizer.zero_grad()
-                loss.backward()
-                grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-                optimizer.step()
-                # Two estimates of KL(old || new), the second of lower variance: http://joschu.net/blog/kl-approx.html
-                old_approx_kl, approx_kl = (-logratio).mean(), (ratio - 1 - logratio).mean()
-                clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
-                terms = [v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac, grad_norm]
-                losses.append(torch.stack(terms).detach())
+                    optimizer.zero_grad()
+                    loss.backward()
+                    grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                    optimizer.step()
+                    # Two estimates of KL(old || new), the second of lower variance: joschu.net/blog/kl-approx.html
+                    old_approx_kl, approx_kl = (-logratio).mean(), (ratio - 1 - logratio).mean()
+                    clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
+                    terms = [v_loss, pg_loss, entropy, old_approx_kl, approx_kl, clipfrac, grad_norm]
+                    losses.append(torch.stack(terms).detach())
 
             means = torch.stack(losses).mean(0).tolist()
             run.counters["global_step"] = global_step = iteration * args.batch_size
@@ -459,11 +459,10 @@ class Run:
         if step > 0:
             seed_everything(self.env_seed)  # random streams are not stored, nor environments: new episodes start
         try:
+            (args.run_dir + args.exp_name).encode()  # TensorBoard writes UTF-8
             self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise UsageError(f"--run-dir {args.run_dir}: {error}") from error
-        for stray in self.folder.glob("*.pt.tmp"):
-            stray.unlink()
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
         libs = ("torch", "numpy", "gymnasium", "ale-py", "pybullet", "pybullet-arm64")
         versions = {d.name: d.version for x in libs for d in distributions(name=x)} | {"python": sys.version.split()[0]}
@@ -647,6 +646,7 @@ def prepare(args: Args) -> torch.device:
 def main() -> None:
     """Runs the command line: status 0 when done, 1 when the run failed, 2 when the arguments are wrong."""
     sys.path.append(os.getcwd())
+    sys.stdout.reconfigure(errors="replace")  # what the terminal has no letter for
     # TensorBoard raises again, in this thread, what its writing thread met on a full disk.
     threading.excepthook = lambda hook: None if issubclass(hook.exc_type, OSError) else threading.__excepthook__(hook)
     for signum in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # Windows has no SIGHUP

@@ -8,7 +8,7 @@
 #     'pybullet-arm64>=3.2.8; python_version < "3.14" and sys_platform != "linux"',
 # ]
 # ///
-"""REINFORCE, the Monte Carlo policy gradient, on vector observations and a number of actions.
+"""REINFORCE, the Monte Carlo policy gradient, on vector observations and discrete actions.
 
 Paper: Williams 1992, https://doi.org/10.1007/BF00992696.
 Run:   python reinforce_bullet_cartpole.py, with the folder envs/ beside it
@@ -65,7 +65,7 @@ import envs as bullet_envs  # noqa: F401 (registers BulletCartPole-v0)
 # ----- Arguments -----
 @dataclass(frozen=True)
 class Args:
-    """REINFORCE on the cart-pole, and on others with vector observations and a number of actions."""
+    """REINFORCE on the cart-pole, and on others with vector observations and discrete actions."""
 
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     seed: int = 1  # seeds python, numpy, torch, the environments and their action spaces
@@ -106,8 +106,8 @@ class Args:
     def check(self) -> None:
         """Raises a UsageError where a value is out of range or does not fit another one."""
         limits = {
-            "eval_episodes total_episodes episodes_per_update hidden_sizes": (1, math.inf),
-            "num_envs": (1, 10_000),
+            "eval_episodes total_episodes episodes_per_update": (1, math.inf),
+            "num_envs hidden_sizes": (1, 10_000),
             "threads checkpoint_every eval_every max_episode_steps": (0, math.inf),
             "learning_rate": (1e-12, 1),
             "learning_rate_final gamma": (0, 1),
@@ -146,7 +146,7 @@ class WholeEpisodes(gym.Wrapper):
         scores, lengths = self.get_wrapper_attr("return_queue"), self.get_wrapper_attr("length_queue")
         if not scores:
             return obs, {}
-        measures = [x for x in self.info.get("measures", {}).items() if not math.isnan(x[1])]
+        measures = [x for x in self.info.get("measures", {}).items() if math.isfinite(x[1])]
         return obs, {"whole_episode": (("return", scores.pop()), ("length", lengths.pop()), *measures)}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
@@ -225,7 +225,7 @@ def discounted_returns(rewards: list[float], gamma: float) -> Tensor:
 
 
 def less_baseline(returns: list[Tensor]) -> list[Tensor]:
-    """Returns of each episode what its return at a step is above the mean one of the others, which are 0 once ended.
+    """Subtracts from each return (T,) the others' mean return at that step; an episode that has ended counts as 0.
 
     A time limit takes the same from all episodes that reach it, so it leaves no trace here. What an episode did has no
     part in its own baseline, so the mean of the gradient stays as it was. A single episode has the baseline 0.
@@ -449,11 +449,10 @@ class Run:
         if step > 0:
             seed_everything(self.env_seed)  # random streams are not stored, nor environments: new episodes start
         try:
+            (args.run_dir + args.exp_name).encode()  # TensorBoard writes UTF-8
             self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise UsageError(f"--run-dir {args.run_dir}: {error}") from error
-        for stray in self.folder.glob("*.pt.tmp"):
-            stray.unlink()
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
         libs = ("torch", "numpy", "gymnasium", "ale-py", "pybullet", "pybullet-arm64")
         versions = {d.name: d.version for x in libs for d in distributions(name=x)} | {"python": sys.version.split()[0]}
@@ -637,6 +636,7 @@ def prepare(args: Args) -> torch.device:
 def main() -> None:
     """Runs the command line: status 0 when done, 1 when the run failed, 2 when the arguments are wrong."""
     sys.path.append(os.getcwd())
+    sys.stdout.reconfigure(errors="replace")  # what the terminal has no letter for
     # TensorBoard raises again, in this thread, what its writing thread met on a full disk.
     threading.excepthook = lambda hook: None if issubclass(hook.exc_type, OSError) else threading.__excepthook__(hook)
     for signum in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # Windows has no SIGHUP

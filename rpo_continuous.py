@@ -95,7 +95,7 @@ class Args:
     gamma: float = 0.95  # discount of a reward one step later
     compile: bool = False  # compile what the update computes; needs a C++ compiler on a CPU, seconds to start
     hidden_sizes: tuple[int, ...] = (64, 64)  # units of each hidden layer
-    state_dependent_std: bool = False  # let the actor give the deviation of each observation; off: one learned for all
+    state_dependent_std: bool = False  # let the actor give the actions' deviation at each observation; off: one for all
     log_std_init: float = 0.0  # log of the policy's deviation at the start, or the bias of the outputs that give it
 
     num_minibatches: int = 32  # minibatches of one pass over the batch; B / num_minibatches samples each
@@ -121,8 +121,8 @@ class Args:
     def check(self) -> None:
         """Raises a UsageError where a value is out of range or does not fit another one."""
         limits = {
-            "num_steps num_minibatches update_epochs eval_episodes hidden_sizes": (1, math.inf),
-            "num_envs": (1, 10_000),
+            "num_steps num_minibatches update_epochs eval_episodes": (1, math.inf),
+            "num_envs hidden_sizes": (1, 10_000),
             "threads checkpoint_every eval_every ent_coef vf_coef": (0, math.inf),
             "learning_rate": (1e-12, 1),
             "clip_coef max_grad_norm target_kl": (1e-12, math.inf),
@@ -169,7 +169,7 @@ class WholeEpisodes(gym.Wrapper):
         scores, lengths = self.get_wrapper_attr("return_queue"), self.get_wrapper_attr("length_queue")
         if not scores:
             return obs, {}
-        measures = [x for x in self.info.get("measures", {}).items() if not math.isnan(x[1])]
+        measures = [x for x in self.info.get("measures", {}).items() if math.isfinite(x[1])]
         return obs, {"whole_episode": (("return", scores.pop()), ("length", lengths.pop()), *measures)}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
@@ -297,7 +297,7 @@ class Agent(nn.Module):
         if not self.norm_obs:
             return obs.float()
         # In float64, since float32 would round away what is small beside a large offset, such as a clock's.
-        scaled = (obs - self.obs_statistics.mean) * (self.obs_statistics.var + 1e-8).rsqrt()
+        scaled = (obs.double() - self.obs_statistics.mean) * (self.obs_statistics.var + 1e-8).rsqrt()
         return scaled.clamp(-10, 10).float()
 
     def policy(self, scaled_obs: Tensor) -> Distribution:
@@ -362,16 +362,15 @@ def minibatch_loss(agent: Agent, args: Args, minibatch: tuple[Tensor, ...]) -> t
     scaled_obs, samples, logprobs, values, advantages, returns, noise = minibatch
     policy, new_values = agent.policy(scaled_obs), agent.value(scaled_obs)
     moved = type(policy)(policy.loc + noise, policy.scale, validate_args=False)
-    ratio = (moved.log_prob(samples).sum(-1) - logprobs).exp()
+    noisy_ratio = (moved.log_prob(samples).sum(-1) - logprobs).exp()
     if args.norm_adv:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    pg_loss = policy_loss(ratio, advantages, args.clip_coef)
+    pg_loss = policy_loss(noisy_ratio, advantages, args.clip_coef)
     v_loss = value_loss(new_values, values, returns, args.clip_coef if args.clip_vloss else None)
     entropy = policy.entropy().sum(-1).mean()
     loss = pg_loss - args.ent_coef * entropy + args.vf_coef * v_loss
-    with torch.no_grad():
-        logratio = policy.log_prob(samples).sum(-1) - logprobs
-        ratio = logratio.exp()
+    logratio = policy.log_prob(samples).sum(-1) - logprobs
+    ratio = logratio.exp()
     # Two estimates of KL(old || new), the second of lower variance: http://joschu.net/blog/kl-approx.html
     old_approx_kl, approx_kl = (-logratio).mean(), (ratio - 1 - logratio).mean()
     clipfrac = ((ratio - 1).abs() > args.clip_coef).float().mean()
@@ -477,8 +476,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             remaining = 1 - (iteration - 1) / num_iterations
             optimizer.param_groups[0]["lr"].fill_(args.learning_rate * (remaining if args.anneal_lr else 1))
             final_alpha = args.rpo_alpha if args.rpo_alpha_final is None else args.rpo_alpha_final
-            progress = (iteration - 1) / max(num_iterations - 1, 1)
-            alpha = (1 - progress) * args.rpo_alpha + progress * final_alpha
+            alpha = float(np.interp(iteration, (1, num_iterations), (args.rpo_alpha, final_alpha)))
 
             # Collect T steps from each of the N environments.
             for t in range(args.num_steps):
@@ -516,7 +514,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
                 optimizer.zero_grad()
                 loss.backward()
                 losses.append(torch.cat([terms, clip_norm(parameters, args.max_grad_norm, foreach=False).view(1)]))
-                if args.target_kl is not None and terms[4] > args.target_kl:
+                if args.target_kl is not None and terms[4] > args.target_kl:  # approx_kl
                     break  # out of all passes, and this step is not taken
                 step()
 
@@ -592,11 +590,10 @@ class Run:
         if step > 0:
             seed_everything(self.env_seed)  # random streams are not stored, nor environments: new episodes start
         try:
+            (args.run_dir + args.exp_name).encode()  # TensorBoard writes UTF-8
             self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise UsageError(f"--run-dir {args.run_dir}: {error}") from error
-        for stray in self.folder.glob("*.pt.tmp"):
-            stray.unlink()
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
         libs = ("torch", "numpy", "gymnasium", "ale-py", "pybullet", "pybullet-arm64")
         versions = {d.name: d.version for x in libs for d in distributions(name=x)} | {"python": sys.version.split()[0]}
@@ -780,6 +777,7 @@ def prepare(args: Args) -> torch.device:
 def main() -> None:
     """Runs the command line: status 0 when done, 1 when the run failed, 2 when the arguments are wrong."""
     sys.path.append(os.getcwd())
+    sys.stdout.reconfigure(errors="replace")  # what the terminal has no letter for
     # TensorBoard raises again, in this thread, what its writing thread met on a full disk.
     threading.excepthook = lambda hook: None if issubclass(hook.exc_type, OSError) else threading.__excepthook__(hook)
     for signum in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # Windows has no SIGHUP

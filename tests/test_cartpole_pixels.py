@@ -105,6 +105,14 @@ def test_an_action_is_repeated_until_the_episode_ends():
     env.close()
 
 
+def test_pictures_of_fractions_are_refused(monkeypatch):
+    """From 0 to 1, which would all be one and the same byte."""
+    monkeypatch.setattr("small_envs.Ramp.render", lambda self: np.full((36, 36, 3), 0.5))
+    env = script.make_env(args_of(env_id="small_envs:Ramp3Term-v0"))
+    with pytest.raises(script.UsageError, match="it draws no pictures of bytes"):
+        env.reset(seed=1)
+
+
 def test_differences_are_those_of_frames_that_follow_each_other():
     with script.closing(script.make_envs(args_of(stack=3, differences=True), 1)) as envs:
         agent = script.Agent(args_of(stack=3, differences=True), envs)

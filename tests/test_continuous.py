@@ -434,6 +434,14 @@ def test_a_large_offset_is_taken_off_before_anything_is_rounded(tmp_path, monkey
     np.testing.assert_allclose(found.numpy(), (np.arange(3) - raw.mean()) / raw.std(), atol=2e-6)
 
 
+@pytest.mark.parametrize("script", [ppo, rpo])
+def test_observations_of_truths_are_scaled_as_numbers(script):
+    """Half of them are true: mean 0.5, deviation 0.5."""
+    agent, obs = new_agent(script=script), torch.tensor([[True, False], [False, True]])
+    agent.obs_statistics.update(obs.double())
+    torch.testing.assert_close(agent.normalise(obs), torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("num_steps", [12, 5, 1])
 def test_rewards_are_scaled_by_the_returns_of_whole_episodes(num_steps):
     """FAULTS 58: rewards 1, gamma 0.99, episodes of 2 steps: the returns are 1, 1.99, 1, 1.99, ..."""
@@ -616,7 +624,7 @@ INTEGERS = '{"low": [0], "high": [3], "action_dtype": "int64"}'
         (["--env-id=small_envs:Line3Trunc-v0", f"--env-kwargs={INTEGERS}"], ["Box (1,) int64; ppo_cartpole.py takes"]),
         (["--env-id=small_envs:LineUndrawable-v0", "--capture-video"], ["the package that draws is missing"]),
         (["--env-id=Pendulun-v1", "--capture-video"], ["the nearest ids: Pendulum-v1"]),
-        (["--hidden-sizes", "64", "0"], ["--hidden-sizes 0 must be between 1 and inf"]),
+        (["--hidden-sizes", "64", "0"], ["--hidden-sizes 0 must be between 1 and 10,000"]),
         (["--num-minibatches=3"], ["--num-minibatches must divide num_envs * num_steps = 2048"]),
         (["--num-minibatches=2048"], ["one sample in each"]),
         (["--total-timesteps=100"], ["--total-timesteps 100 must be between 2,048 and inf"]),

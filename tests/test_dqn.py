@@ -739,7 +739,8 @@ def test_a_number_that_is_none_ends_the_run_and_keeps_the_checkpoint(tmp_path, m
     (["--num-envs=0"], "--num-envs 0 must be between 1 and 10,000"),
     (["--num-envs=10001"], "--num-envs 10001 must be between 1 and 10,000"),
     (["--buffer-size=1"], "--buffer-size 1 must be between 2 and inf"),
-    (["--hidden-sizes", "8", "0"], "--hidden-sizes 0 must be between 1 and inf"),
+    (["--hidden-sizes", "8", "0"], "--hidden-sizes 0 must be between 1 and 10,000"),
+    (["--hidden-sizes", "1000000", "1000000"], "--hidden-sizes 1000000 must be between 1 and 10,000"),
     (["--max-episode-steps=-1"], "--max-episode-steps -1 must be between 0 and inf"),
     # The limits that depend on others replace none of those that do not.
     (["--num-envs=1", "--batch-size=0"], "--batch-size 0 must be between 1 and inf"),

@@ -282,6 +282,26 @@ def test_a_folder_without_permission_is_refused(monkeypatch, capsys, tmp_path):
     assert refused(monkeypatch, capsys, "--run-dir=locked").startswith("error: --run-dir locked: ")
 
 
+@pytest.mark.parametrize("flag", ["--run-dir", "--exp-name"])
+def test_a_name_that_is_not_utf8_is_refused(monkeypatch, capsys, tmp_path, flag):
+    """As python gets the byte 255 from the command line."""
+    sys.stderr.reconfigure(errors="backslashreplace")  # as it is outside of the tests
+    line = refused(monkeypatch, capsys, f"{flag}=z\udcff")
+    assert line.endswith(
+        "'utf-8' codec can't encode character '\\udcff' in position "
+        f"{1 if flag == '--run-dir' else 5}: surrogates not allowed\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_terminal_without_the_letters_of_a_folder_gets_question_marks(monkeypatch, tmp_path):
+    with open(tmp_path / "out", "w", encoding="ascii") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        command_line(script, monkeypatch, *small_flags("--run-dir=fünf", "--total-timesteps=64"))
+    (folder,) = (tmp_path / "fünf").iterdir()
+    assert f"run folder: f?nf/{folder.name}\n" in (tmp_path / "out").read_text()
+
+
 @pytest.mark.parametrize("name", ["a/b", "../up", "a:b", "a\\b"])
 def test_a_name_with_slashes_makes_one_folder(monkeypatch, tmp_path, name):
     command_line(script, monkeypatch, *small_flags(f"--exp-name={name}", "--total-timesteps=64"))
