@@ -9,5 +9,5 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 # For environment ids of the form small_envs:Id-v0, also in processes that tests start.
 sys.path.append(str(Path(__file__).parent))
-os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 torch.set_num_threads(1)

@@ -19,7 +19,7 @@ START = {"eval_episodes": 2, "eval_every": 0, "checkpoint_every": 0, "threads": 
 PPO = {"num_envs": 2, "num_steps": 32, "num_minibatches": 2, "update_epochs": 2, "total_timesteps": 128}
 """64 samples an iteration in 2 minibatches, twice over: 4 updates an iteration; 2 iterations"""
 DQN = {"num_envs": 2, "learning_starts": 20, "batch_size": 4, "buffer_size": 100, "target_network_frequency": 20}
-DQN |= {"total_timesteps": 200}
+DQN |= {"total_timesteps": 100}
 IMAGES, VECTORS = {"env_id": "small_envs:Ramp3Trunc-v0"}, {"env_id": "small_envs:VectorRamp3Trunc-v0"}
 SMALL = {
     "ppo_atari": PPO | IMAGES,

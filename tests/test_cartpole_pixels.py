@@ -127,8 +127,8 @@ def test_differences_are_those_of_frames_that_follow_each_other():
 def test_the_state_can_be_read_from_an_observation_and_no_speed_without_the_action():
     """By the smallest network, one linear layer, in whole episodes that it has not seen."""
     policies, args = state_from_pixels.POLICIES, args_of()
-    fitted = [state_from_pixels.observations(args, policy, 2000, 0, spread=True) for policy in policies]
-    held_out = [state_from_pixels.observations(args, policy, 800, 100_000, spread=False) for policy in policies]
+    fitted = [state_from_pixels.observations(args, policy, 1000, 0, spread=True) for policy in policies]
+    held_out = [state_from_pixels.observations(args, policy, 400, 100_000, spread=False) for policy in policies]
     shares = state_from_pixels.shares_explained(fitted, held_out)
     for policy, explained in zip(policies, shares, strict=True):
         assert (explained >= 0.98).all(), f"{policy}: {explained}"
@@ -218,10 +218,11 @@ def test_the_least_memory_of_a_high_stack_is_learned_from(tmp_path):
 
 @pytest.mark.parametrize("env_id", ["Acrobot-v1", "MountainCar-v0", "CartPole-v1"])
 def test_other_environments_train_and_go_on(env_id, tmp_path, monkeypatch):
-    _, args = small_run("dqn_cartpole_pixels", tmp_path, env_id=env_id, eval_episodes=1, frame_skip=8)
+    own = {"eval_episodes": 1, "frame_skip": 8, "total_timesteps": 60, "env_kwargs": '{"max_episode_steps": 80}'}
+    _, args = small_run("dqn_cartpole_pixels", tmp_path, env_id=env_id, **own)
     command_line(script, monkeypatch, *flags_of(args))
-    resume(script, monkeypatch, only_run(tmp_path), "--total-timesteps=240")
-    assert load(only_run(tmp_path))["counters"]["global_step"] == 240
+    resume(script, monkeypatch, only_run(tmp_path), "--total-timesteps=100")
+    assert load(only_run(tmp_path))["counters"]["global_step"] == 100
 
 
 def test_a_frame_of_another_size_does_not_fit_a_checkpoint(tmp_path, monkeypatch, capsys):

@@ -313,12 +313,12 @@ def test_every_step_that_calls_for_an_update_gets_one(tmp_path, monkeypatch, cha
 @pytest.mark.parametrize(
     ("num_envs", "total", "starts", "global_step", "updates", "copies"),
     [
-        # 4 steps at a time meet multiples of 10 only each fifth turn: `step % 10 == 0` would give 100 updates.
-        (4, 2000, 0, 2000, 200, 4),
-        # 666 turns of 3 end at 1,998; a modulo would give 66 updates.
-        (3, 2000, 0, 1998, 199, 3),
-        (4, 1500, 500, 1500, 100, 2),
-        (32, 3000, 0, 2976, 297, 5),
+        # 4 steps at a time meet multiples of 10 only each fifth turn: `step % 10 == 0` would give 20 updates.
+        (4, 400, 0, 400, 40, 4),
+        # 133 turns of 3 end at 399; a modulo would give 13 updates.
+        (3, 400, 0, 399, 39, 3),
+        (4, 300, 100, 300, 20, 2),
+        (32, 600, 0, 576, 57, 5),
     ],
 )
 def test_long_runs_have_exactly_the_updates_of_their_steps(
@@ -326,7 +326,7 @@ def test_long_runs_have_exactly_the_updates_of_their_steps(
 ):
     copied = []
     spy(monkeypatch, script, "update_target", lambda *_: copied.append(1))
-    changes = {"train_frequency": 10, "target_network_frequency": 500, "batch_size": 2, "learning_starts": starts}
+    changes = {"train_frequency": 10, "target_network_frequency": 100, "batch_size": 2, "learning_starts": starts}
     script.train(tiny(tmp_path, num_envs=num_envs, total_timesteps=total, **changes))
     checkpoint = load(only_run(tmp_path))
     got = checkpoint["counters"]["global_step"], updates_of(checkpoint), len(copied)
@@ -411,12 +411,12 @@ def test_the_learning_rate_that_is_logged_is_the_one_that_is_used(tmp_path, monk
         return step(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.optim.Adam, "step", noting)
-    script.train(tiny(tmp_path / "annealed"))
-    assert len(rates) == 90
-    # The first update, of step 44, comes in the turn from 42 on, the last one in the turn from 398 on.
-    assert (rates[0], rates[-1]) == pytest.approx((1e-3 * (1 - 42 / 400), 1e-3 * (1 - 398 / 400)))
+    script.train(tiny(tmp_path / "annealed", total_timesteps=200))
+    assert len(rates) == 40
+    # The first update, of step 44, comes in the turn from 42 on, the last one in the turn from 198 on.
+    assert (rates[0], rates[-1]) == pytest.approx((1e-3 * (1 - 42 / 200), 1e-3 * (1 - 198 / 200)))
     rates.clear()
-    script.train(tiny(tmp_path / "constant", anneal_lr=False))
+    script.train(tiny(tmp_path / "constant", total_timesteps=100, anneal_lr=False))
     assert set(rates) == {1e-3}
 
 
@@ -432,7 +432,7 @@ def test_updates_and_evaluations_do_what_the_flags_say(tmp_path, monkeypatch, do
     spy(monkeypatch, script, "update_target", lambda *args: taus.add(args[2]))
     spy(monkeypatch, script, "evaluate", lambda agent, args, seed, *_: seeds.append(seed))
     monkeypatch.setattr(torch.optim.Adam, "step", noting)
-    flags = {"gamma": 0.7, "tau": 0.3, "max_grad_norm": 0.01, "eval_every": 400, "seed": 5}
+    flags = {"gamma": 0.7, "tau": 0.3, "max_grad_norm": 0.01, "total_timesteps": 200, "eval_every": 200, "seed": 5}
     script.train(tiny(tmp_path, **flags, double=double, loss=loss))
     assert (asked, taus) == ({(0.7, double, loss)}, {0.3})
     # The games that choose best.pt are others than those at the end.
@@ -462,23 +462,21 @@ def q_of(agent, number):
         return agent(torch.tensor([[float(number)]]))[0].tolist()
 
 
-@pytest.mark.parametrize("double", [False, True])
-def test_the_values_of_a_single_step_are_its_rewards(tmp_path, double):
+def test_the_values_of_a_single_step_are_its_rewards(tmp_path):
     """Of [1] action 1 pays 1, of [0] action 0 does, and nothing follows: gamma plays no part."""
     own = {"hidden_sizes": (32,), "learning_rate": 1e-2}
-    changes = {"total_timesteps": 1200, "target_network_frequency": 20, "gamma": 0.99, "double": double}
+    changes = {"total_timesteps": 1200, "target_network_frequency": 20, "gamma": 0.99}
     agent, scores = script.train(tiny(tmp_path, "RightAction", **{**ANSWERS, **own, **changes}))
     assert scores.tolist() == [1.0]
     assert q_of(agent, 1) == pytest.approx([0, 1], abs=0.1)
     assert q_of(agent, 0) == pytest.approx([1, 0], abs=0.1)
 
 
-@pytest.mark.parametrize("double", [False, True])
-def test_a_reward_of_1_for_ever_is_worth_1_over_1_minus_gamma_across_time_limits(tmp_path, double):
+def test_a_reward_of_1_for_ever_is_worth_1_over_1_minus_gamma_across_time_limits(tmp_path):
     """4 steps that look all the same, cut by a time limit: 1 / (1 - 0.8) = 5; 2.5 if that were an end."""
     own = {"hidden_sizes": (), "learning_rate": 2e-2, "anneal_lr": False}
     # 40 copies, after which 0.8^40 = 0.0001 of the first error is left.
-    changes = {"total_timesteps": 1664, "target_network_frequency": 40, "gamma": 0.8, "double": double}
+    changes = {"total_timesteps": 1664, "target_network_frequency": 40, "gamma": 0.8}
     agent, _ = script.train(tiny(tmp_path, "ConstantTrunc", script=script, **{**ANSWERS, **own, **changes}))
     assert q_of(agent, 1) == pytest.approx([5, 5], abs=0.25)
 
@@ -564,7 +562,7 @@ def test_the_same_seed_gives_the_same_run_whatever_is_evaluated_and_saved(tmp_pa
         # What another part of the program drew meanwhile must not matter.
         torch.rand(3)
         np.random.rand(3)  # noqa: NPY002
-        script.train(tiny(tmp_path / name, "RightAction", **changes))
+        script.train(tiny(tmp_path / name, "RightAction", total_timesteps=200, **changes))
         folder = only_run(tmp_path / name)
         found[name] = (load(folder), scalars(folder))
         checkpoint, logged = found[name]
@@ -573,7 +571,7 @@ def test_the_same_seed_gives_the_same_run_whatever_is_evaluated_and_saved(tmp_pa
         for tag, points in found["plain"][1].items():
             if tag != "charts/SPS" and not tag.startswith("eval/"):
                 assert logged[tag] == points, f"{name}: {tag}"
-    script.train(tiny(tmp_path / "other", "RightAction", seed=2))
+    script.train(tiny(tmp_path / "other", "RightAction", total_timesteps=200, seed=2))
     for name, weights in load(only_run(tmp_path / "other"))["agent"].items():
         assert not torch.equal(weights, found["plain"][0]["agent"][name]), name
 
@@ -685,8 +683,8 @@ def test_a_run_interrupted_at_its_start_goes_on(tmp_path, monkeypatch):
     assert exit_info.value.code == 143
     folder = only_run(tmp_path)
     assert (load(folder)["counters"]["global_step"], load(folder)["replay"]["added"]) == (0, 0)
-    resume(script, monkeypatch, folder)
-    assert (load(folder)["counters"]["global_step"], updates_of(load(folder))) == (400, 90)
+    resume(script, monkeypatch, folder, "--total-timesteps=100")
+    assert (load(folder)["counters"]["global_step"], updates_of(load(folder))) == (100, 15)
 
 
 def test_a_finished_run_logs_nothing_and_goes_on_with_its_memory(tmp_path, monkeypatch, capsys):

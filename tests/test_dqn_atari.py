@@ -237,12 +237,12 @@ def test_the_learning_rate_that_is_logged_is_the_one_that_is_used(tmp_path, monk
         return step(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.optim.Adam, "step", noting)
-    dqn_atari.train(tiny(tmp_path / "annealed"))
-    assert len(rates) == 90
-    # The first update, of step 44, comes in the turn from 42 on, the last one in the turn from 398 on.
-    assert (rates[0], rates[-1]) == pytest.approx((1e-3 * (1 - 42 / 400), 1e-3 * (1 - 398 / 400)))
+    dqn_atari.train(tiny(tmp_path / "annealed", total_timesteps=200))
+    assert len(rates) == 40
+    # The first update, of step 44, comes in the turn from 42 on, the last one in the turn from 198 on.
+    assert (rates[0], rates[-1]) == pytest.approx((1e-3 * (1 - 42 / 200), 1e-3 * (1 - 198 / 200)))
     rates.clear()
-    dqn_atari.train(tiny(tmp_path / "constant", anneal_lr=False))
+    dqn_atari.train(tiny(tmp_path / "constant", total_timesteps=100, anneal_lr=False))
     assert set(rates) == {1e-3}
 
 
@@ -257,7 +257,8 @@ def test_updates_and_evaluations_do_what_the_flags_say(tmp_path, monkeypatch, do
     spy(monkeypatch, dqn_atari, "q_learning_loss", lambda *args: asked.add(args[3:]))
     spy(monkeypatch, dqn_atari, "evaluate", lambda agent, args, seed, *_: seeds.append(seed))
     monkeypatch.setattr(torch.optim.Adam, "step", noting)
-    dqn_atari.train(tiny(tmp_path, gamma=0.7, double=double, loss=loss, max_grad_norm=0.01, eval_every=400, seed=5))
+    flags = {"gamma": 0.7, "max_grad_norm": 0.01, "total_timesteps": 200, "eval_every": 200, "seed": 5}
+    dqn_atari.train(tiny(tmp_path, **flags, double=double, loss=loss))
     assert asked == {(0.7, double, loss)}
     # The games that choose best.pt are others than those at the end.
     assert seeds == [10_005, 20_005]
@@ -286,10 +287,9 @@ def q_of(agent, number):
         return agent(torch.full((1, 1, 36, 36), number, dtype=torch.uint8))[0].tolist()
 
 
-@pytest.mark.parametrize("double", [False, True])
-def test_the_values_of_a_single_step_are_its_rewards(tmp_path, double):
+def test_the_values_of_a_single_step_are_its_rewards(tmp_path):
     """Bright pays 1 for action 1, dark for action 0, and nothing follows: gamma plays no part."""
-    changes = {"total_timesteps": 1200, "target_network_frequency": 20, "gamma": 0.99, "double": double}
+    changes = {"total_timesteps": 1200, "target_network_frequency": 20, "gamma": 0.99}
     agent, scores = dqn_atari.train(tiny(tmp_path, "RightAction", **{**ANSWERS, **changes}))
     assert scores.tolist() == [1.0]
     assert q_of(agent, 200) == pytest.approx([0, 1], abs=0.1)
@@ -310,7 +310,7 @@ def test_actions_that_do_not_start_at_0(tmp_path, monkeypatch, first_action, own
     """The environment gets actions of its space and refuses others; the memory and the network count from 0."""
     memories, taken = memories_of(monkeypatch), set()
     spy(monkeypatch, small_envs.Ramp, "step", lambda self, action: taken.add(int(action)))
-    args = tiny(tmp_path, f"Ramp{first_action}", total_timesteps=500)
+    args = tiny(tmp_path, f"Ramp{first_action}", total_timesteps=200)
     agent, scores = dqn_atari.train(args)
     assert scores.tolist() == [3.0, 3.0]
     assert taken == own
@@ -389,7 +389,7 @@ def test_the_same_seed_gives_the_same_run_whatever_is_evaluated_and_saved(tmp_pa
     for name, changes in runs.items():
         # What another part of the program drew meanwhile must not matter.
         torch.rand(3)
-        dqn_atari.train(tiny(tmp_path / name, "RightAction", **changes))
+        dqn_atari.train(tiny(tmp_path / name, "RightAction", total_timesteps=200, **changes))
         folder = only_run(tmp_path / name)
         found[name] = (load(folder), scalars(folder))
         checkpoint, logged = found[name]
@@ -398,7 +398,7 @@ def test_the_same_seed_gives_the_same_run_whatever_is_evaluated_and_saved(tmp_pa
         for tag, points in found["plain"][1].items():
             if tag != "charts/SPS" and not tag.startswith("eval/"):
                 assert logged[tag] == points, f"{name}: {tag}"
-    dqn_atari.train(tiny(tmp_path / "other", "RightAction", seed=2))
+    dqn_atari.train(tiny(tmp_path / "other", "RightAction", total_timesteps=200, seed=2))
     for name, weights in load(only_run(tmp_path / "other"))["agent"].items():
         assert not torch.equal(weights, found["plain"][0]["agent"][name]), name
 
@@ -509,8 +509,8 @@ def test_a_run_interrupted_at_its_start_goes_on(tmp_path, monkeypatch):
     assert exit_info.value.code == 143
     folder = only_run(tmp_path)
     assert (load(folder)["counters"]["global_step"], load(folder)["replay"]["added"]) == (0, 0)
-    resume(dqn_atari, monkeypatch, folder)
-    assert (load(folder)["counters"]["global_step"], updates_of(load(folder))) == (400, 90)
+    resume(dqn_atari, monkeypatch, folder, "--total-timesteps=100")
+    assert (load(folder)["counters"]["global_step"], updates_of(load(folder))) == (100, 15)
 
 
 def test_a_finished_run_logs_nothing_and_goes_on_with_its_memory(tmp_path, monkeypatch, capsys):

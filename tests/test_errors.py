@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -11,7 +10,6 @@ import gymnasium as gym
 import psutil
 import pytest
 import small_envs
-from conftest import ROOT
 from short_runs import command_line, failed, flags_of, only_run, resume, small_run
 
 import ppo_atari
@@ -308,20 +306,6 @@ def test_a_name_with_slashes_makes_one_folder(monkeypatch, tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
     plain = {"a/b": "a-b", "../up": "..-up", "a:b": "a-b", "a\\b": "a-b"}[name]
     assert only_run("runs").name.startswith(f"small_envs-Ramp3Trunc-v0__{plain}__1__")
-
-
-# ----- In a process of its own -----
-def test_a_users_module_beside_their_files_is_found(tmp_path):
-    """The working folder is on the import path, although the script lies elsewhere."""
-    (tmp_path / "my_games.py").write_text(
-        "import gymnasium\nimport small_envs\ngymnasium.register('Mine-v0', entry_point=small_envs.Ramp)\n"
-    )
-    flags = small_flags("--total-timesteps=64", "--env-id=my_games:Mine-v0")
-    command = [sys.executable, str(ROOT / "ppo_atari.py"), *flags]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "eval: mean=3 std=0 min=3 max=3 episodes=2 mean_length=3" in done.stdout.splitlines()
-    assert [path.name.split("__")[0] for path in (tmp_path / "runs").iterdir()] == ["my_games-Mine-v0"]
 
 
 @pytest.mark.parametrize("name", ["update_epochs", "num_minibatches", "eval_episodes"])

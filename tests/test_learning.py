@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import dqn_cartpole_vec
 import ppo_atari
 
 COMMON = {
@@ -69,39 +68,3 @@ def test_the_value_of_a_constant_reward_under_a_time_limit(tmp_path, end, value,
     with torch.no_grad():
         _, got = agent(torch.full((1, 1, 36, 36), 128, dtype=torch.uint8))
     assert got.item() == pytest.approx(value, abs=tolerance)
-
-
-def test_cartpole_is_learned_by_q_learning(tmp_path):
-    """An untrained network falls after about 10 steps, random actions after about 22; seeds 1 to 8 last 153 to 247."""
-    args = dqn_cartpole_vec.Args(
-        env_id="CartPole-v1",
-        seed=1,
-        num_envs=4,
-        total_timesteps=10_000,
-        learning_rate=2e-3,
-        anneal_lr=True,
-        gamma=0.99,
-        hidden_sizes=(64, 64),
-        buffer_size=10_000,
-        batch_size=64,
-        learning_starts=500,
-        train_frequency=2,
-        double=False,
-        loss="huber",
-        tau=0.02,
-        target_network_frequency=2,
-        start_e=1.0,
-        end_e=0.05,
-        exploration_fraction=0.3,
-        max_grad_norm=10.0,
-        eval_episodes=20,
-        eval_every=0,
-        checkpoint_every=0,
-        threads=1,
-        cuda=False,
-        progress=False,
-        run_dir=str(tmp_path),
-    )
-    _, scores = dqn_cartpole_vec.train(args)
-    assert scores.shape == (20,)
-    assert scores.mean() >= 100

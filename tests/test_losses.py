@@ -267,12 +267,12 @@ def test_networks_start_orthogonal_with_the_gains_of_ppo(name):
 
 @pytest.fixture(scope="module")
 def breakout():
-    """(128, 4, 84, 84) observations of eight games, random actions."""
+    """(128, 4, 84, 84) observations of two games, random actions."""
     args = ppo_atari.Args(env_id="BreakoutNoFrameskip-v4", threads=1)
-    with ppo_atari.closing(ppo_atari.make_envs(args, 8)) as envs:
+    with ppo_atari.closing(ppo_atari.make_envs(args, 2)) as envs:
         rng = np.random.default_rng(0)
         envs.reset(seed=0)
-        return torch.cat([torch.from_numpy(envs.step(rng.integers(0, 4, 8))[0].copy()) for _ in range(16)])
+        return torch.cat([torch.from_numpy(envs.step(rng.integers(0, 4, 2))[0].copy()) for _ in range(64)])
 
 
 @pytest.mark.parametrize("num_actions", [2, 4, 18])

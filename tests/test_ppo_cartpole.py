@@ -341,18 +341,6 @@ def test_a_rollout_larger_than_the_free_memory_is_refused(tmp_path, monkeypatch,
 
 
 # ----- Learning -----
-@pytest.mark.parametrize(("end", "value"), [("Trunc", 10.0), ("Term", 2.304)])
-def test_the_value_of_a_constant_reward_under_a_time_limit(tmp_path, end, value):
-    """As test_learning.py has it: a reward of 1 for ever is worth 1 / (1 - 0.9), and a limit of 4 steps is no end."""
-    args = tiny(
-        tmp_path, f"VectorConstant{end}", num_steps=16, num_envs=4, total_timesteps=64 * 60, gae_lambda=0.95,
-        learning_rate=3e-3, update_epochs=8, max_grad_norm=10.0, eval_episodes=1
-    )  # fmt: skip
-    agent, _ = script.train(args)
-    with torch.no_grad():
-        assert agent.value(torch.ones(1, 1)).item() == pytest.approx(value, rel=0.06)
-
-
 @pytest.mark.parametrize("seed", [1, 2])
 def test_cartpole_is_learned(tmp_path, seed):
     """Random play falls after 22 steps, a policy that leans to one side after 9."""

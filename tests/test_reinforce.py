@@ -681,7 +681,7 @@ def test_an_evaluation_writes_each_checkpoint_once(tmp_path, monkeypatch):
     (["--episodes-per-update=0"], "--episodes-per-update 0 must be between 1 and inf"),
     (["--total-episodes=0"], "--total-episodes 0 must be between 1 and inf"),
     (["--max-episode-steps=-1"], "--max-episode-steps -1 must be between 0 and inf"),
-    (["--hidden-sizes", "8", "0"], "--hidden-sizes 0 must be between 1 and inf"),
+    (["--hidden-sizes", "8", "0"], "--hidden-sizes 0 must be between 1 and 10,000"),
     (["--total-timesteps=3"], "--total-timesteps"),
     (["--env-id=BulletCartPole"], "gymnasium has no 'BulletCartPole'; the nearest ids: BulletCartPole-v0"),
     (["--env-id=Pendulum-v1"], "cannot be used: it has Box (3,) float32 and Box (1,) float32; ppo_cartpole.py takes"),

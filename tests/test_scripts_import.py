@@ -95,12 +95,6 @@ def test_compare_runs_explains_itself(folder):
     assert help_texts(folder)["compare_runs"].startswith("usage: ")
 
 
-def test_the_file_as_a_command_says_the_same(folder):
-    done = run(folder, str(ROOT / "ppo_atari.py"), "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.replace(f"usage: {ROOT / 'ppo_atari.py'} ", "usage: -c ") == help_texts(folder)["ppo_atari"]
-
-
 @pytest.mark.parametrize("script", TRAINING)
 def test_an_import_has_no_effect_and_help_explains_every_argument(folder, script):
     name = script.removesuffix(".py")

@@ -285,9 +285,7 @@ def test_without_evaluations_during_training_there_is_still_a_best_checkpoint(tm
     assert scalars(only_run(tmp_path))["eval/return_mean"] == [(128, 3.0)]
 
 
-@pytest.mark.parametrize(
-    ("means", "step", "best"), [((3, 3, 3), 192, 3), ((5, 9, 7), 128, 9), ((5, 4, 5), 192, 5), ((-9, -10, -11), 64, -9)]
-)
+@pytest.mark.parametrize(("means", "step", "best"), [((-9, -7, -8), 128, -7), ((5, 4, 5), 192, 5)])
 def test_the_best_checkpoint_is_of_the_last_of_the_best_evaluations(tmp_path, monkeypatch, means, step, best):
     """At the steps 64, 128 and 192; the final evaluation has no part in it."""
     means = iter([*means, 1000])
@@ -303,7 +301,7 @@ def test_evaluations_come_when_a_multiple_is_passed_and_at_the_end(tmp_path, eva
     assert [step for step, _ in scalars(only_run(tmp_path))["eval/return_mean"]] == steps
 
 
-@pytest.mark.parametrize(("every", "steps"), [(0, [256]), (64, [64, 128, 192, 256]), (100, [128, 256])])
+@pytest.mark.parametrize(("every", "steps"), [(0, [256]), (100, [128, 256])])
 def test_checkpoints_come_when_a_multiple_is_passed_and_at_the_end(tmp_path, monkeypatch, every, steps):
     saved = []
     spy(monkeypatch, ppo_atari.Run, "save", lambda run, name: saved.append((name, run.counters["global_step"])))
@@ -393,12 +391,8 @@ def test_the_same_seed_gives_the_same_weights_and_scalars(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"eval_every": 64, "eval_episodes": 5, "eval_greedy": True},
-        {"checkpoint_every": 64},
-        {"capture_video": True},
-        {"capture_video": True, "vector": "async"},
-        {"progress": True},
-        {"vector": "async", "eval_every": 64},
+        {"eval_every": 64, "eval_episodes": 5, "eval_greedy": True, "checkpoint_every": 64, "progress": True},
+        {"capture_video": True, "vector": "async", "eval_every": 64},
         {"backend": "gymnasium"},
     ],
     ids=str,
@@ -481,7 +475,8 @@ if __name__ == "__main__":
 
 def test_the_spawn_start_method_gives_the_same_weights(tmp_path):
     prelude = f"import sys; sys.argv[0] = {str(ROOT / 'ppo_atari.py')!r}\n"
-    flags = flags_of(tiny(tmp_path / "runs", vector="async"))
+    one = {"num_envs": 1, "num_steps": 64}
+    flags = flags_of(tiny(tmp_path / "runs", vector="async", **one))
     path = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
     done = subprocess.run(
         [sys.executable, "-c", prelude + SPAWN_SCRIPT, *flags],
@@ -494,7 +489,8 @@ def test_the_spawn_start_method_gives_the_same_weights(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     latest = load(only_run(tmp_path / "runs"))
     assert latest["args"]["vector"] == "async"
-    assert_equal(latest["agent"], plain_weights())
+    agent, _ = ppo_atari.train(tiny(tmp_path / "sync", **one))
+    assert_equal(latest["agent"], weights_of(agent))
 
 
 # ----- Environments -----
