@@ -345,7 +345,7 @@ def test_the_entropy_bonus_makes_a_policy_more_random(tmp_path, flags):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
 def test_compiled_and_eager_updates_agree(tmp_path):
     """Adam takes 1 step from the same weights."""
-    flags = {"total_timesteps": 64, "num_minibatches": 1, "update_epochs": 1}
+    flags = {"total_timesteps": 64, "num_minibatches": 1, "update_epochs": 1, "hidden_sizes": (8,)}
     agents = [ppo.train(tiny(tmp_path, compile=x, env_id="Pendulum-v1", **flags))[0] for x in (False, True)]
     for name, tensor in agents[0].state_dict().items():
         torch.testing.assert_close(agents[1].state_dict()[name], tensor, rtol=0, atol=1e-5)
