@@ -106,7 +106,7 @@ def test_native_no_ops_at_a_reset(game, least):
     envs = native(game, 1, max_num_frames_per_episode=4)
     envs.reset(seed=0)
     # Each step ends a game by the limit of 4 frames, and so shows how many frames the next one's reset took.
-    frames = {int(envs.step(actions_of(NOOP))[4]["episode_frame_number"][0]) for _ in range(200)}
+    frames = {int(envs.step(actions_of(NOOP))[4]["episode_frame_number"][0]) for _ in range(100)}
     assert frames == set(range(least, 30))
 
 
@@ -119,7 +119,7 @@ def test_chain_no_ops_at_a_reset(game, fire_frames):
         lives = lives.env
     env.reset(seed=0)
     frames = set()
-    for _ in range(150):
+    for _ in range(110):
         # As after a game's end, else only a life would begin.
         lives.was_real_done = True
         env.reset()
