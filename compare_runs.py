@@ -32,11 +32,9 @@ import json
 import math
 import os
 import re
-import struct
 import sys
 import textwrap
 import zipfile
-from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -53,7 +51,7 @@ from matplotlib.figure import Figure
 from scipy.optimize import brentq
 from scipy.stats import binom, binomtest, rankdata, trim_mean
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import CRC_TABLE
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 EPISODES = "charts/episodic_return"
 # Tags of --metric return, and of how many episodes a point is the mean (the program's default); None: it varies.
@@ -158,6 +156,7 @@ class Args:
             (0 < self.last_fraction <= 1, f"--last-fraction {self.last_fraction} must be above 0 and at most 1"),
             (math.isfinite(self.threshold or 0), f"--threshold {self.threshold} must be a finite number"),
             (1 <= self.width <= 100, f"--width {self.width} must be 1 to 100 inches"),
+            (not self.out or self.out.suffix in (".csv", ".md", ".tex"), f"--out {self.out}: not .csv, .md or .tex"),
         ):
             if not holds:
                 raise ValueError(message)
@@ -223,48 +222,21 @@ def warn(message: str) -> None:
     print(f"note: {message}", file=sys.stderr)
 
 
-def sound(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Returns (n,) whether bytes of these lengths from these starts on (n,) have the checksum that follows them."""
-    # Masked CRC-32C, of all that are equally long at once: one after the other would take most of the time.
-    table, found = np.array(CRC_TABLE, np.uint32), np.ones(len(starts), bool)
-    for length in np.unique(lengths):
-        own = starts[lengths == length]
-        crc = np.full(len(own), 2**32 - 1, np.uint32)
-        for i in range(length):
-            crc = table.take(crc.astype(np.uint8) ^ data.take(own + i)) ^ (crc >> 8)
-        masked = ((~crc >> 15) | (~crc << 17)) + np.uint32(0xA282EAD8)
-        found[lengths == length] = masked == data[own[:, None] + length + np.arange(4)].view("<u4")[:, 0]
-    return found
-
-
-def records(path: Path, wanted: re.Pattern[bytes]) -> Iterator[bytes]:
-    """Yields those events in a file, as bytes, that fit a pattern, and its first and last; damage is a ValueError."""
+def records(path: Path) -> Iterator[bytes]:
+    """Yields the events in a file as bytes; damage is a ValueError."""
     # Each stands between its length, a checksum of that, and one of its own.
-    data, starts, position, length_at = path.read_bytes(), [], 0, struct.Struct("<Q").unpack_from
-    while position + 12 <= len(data):
-        starts.append(position)
-        length = length_at(data, position)[0]
+    data, end = path.read_bytes(), 0
+    if not data:
+        raise ValueError("is empty")
+    while end < len(data):
+        start, end = end, end + 16 + int.from_bytes(data[end : end + 8], "little")
+        if end > len(data):
+            raise ValueError("ends within a record, being written or cut; what is before counts")
+        record, checksum = data[start + 12 : end - 4], int.from_bytes(data[end - 4 : end], "little")
         # An event has a time at least, so one without a byte is none: a disk that filled up leaves zeros.
-        if not length or position + 16 + length > len(data):
-            break
-        position += 16 + length
-    # Of what is longer than any point, as of a last record that is not whole, the length is checked.
-    begins, lengths = np.array(starts, np.int64), np.diff([*starts, position]) - 16
-    is_point = (lengths > 0) & (lengths < 1000)
-    is_sound = sound(np.frombuffer(data, np.uint8), begins + 12 * is_point, np.where(is_point, lengths, 8))
-    checked = len(starts) if is_sound.all() else int(is_sound.argmin())
-    whole = min(checked, int((lengths > 0).sum()))
-    # What is too short for a name may be a resumption's mark.
-    chosen = lengths[:whole] < 32
-    chosen[:1] = chosen[-1:] = True
-    named = np.searchsorted(begins, [match.start() for match in wanted.finditer(data)], "right") - 1
-    chosen[named[named < whole]] = True
-    for start, length in zip(begins[:whole][chosen].tolist(), lengths[:whole][chosen].tolist(), strict=True):
-        yield data[start + 12 : start + 12 + length]
-    if checked < len(starts):
-        raise ValueError(f"is damaged at byte {starts[checked]:,}; what is before counts")
-    if position < len(data) or not data:
-        raise ValueError("ends within a record, being written or cut; what is before counts" if data else "is empty")
+        if not record or masked_crc32c(record) != checksum:
+            raise ValueError(f"is damaged at byte {start:,}; what is before counts")
+        yield record
 
 
 class EventFile:
@@ -275,50 +247,36 @@ class EventFile:
         self.start, self.end = math.inf, 0.0
         self.resumes_at = None  # step from which on this file replaces the earlier ones, where it says so
         self.hyperparameters: dict[str, str] = {}
-        # Of each tag step, wall time and value of its points, one after the other.
-        self.points = defaultdict(lambda: array("d"))
-        names = "|".join(map(re.escape, (*tags, HYPERPARAMETERS))) if tags else ""
-        # To look for a name is much faster than to parse. It stands behind the number of its field and its length, of
-        # one byte or two.
+        self.points = defaultdict(list)  # of each tag (step, wall time, value) of its points
         try:
-            for record in records(path, re.compile(b"\n..?(?:" + names.encode() + b")", re.DOTALL)):
-                self.add(Event.FromString(record), tags)
+            for event in map(Event.FromString, records(path)):
+                self.start, self.end = self.start if self.end else event.wall_time, event.wall_time
+                for value in event.summary.value:
+                    if value.HasField("simple_value") and (value.tag in tags or not tags):
+                        self.points[value.tag].append((event.step, self.end, value.simple_value))
+                    elif value.tag == HYPERPARAMETERS and value.tensor.string_val:
+                        text = value.tensor.string_val[0].decode(errors="replace")
+                        rows = re.findall(r"^\|([^|\n]+)\|(.*)\|$", text, re.MULTILINE)
+                        self.hyperparameters |= {name: content for name, content in rows if name not in ("param", "-")}
+                if event.session_log.status == SessionLog.START:
+                    self.resumes_at = event.step
         except (DecodeError, ValueError, OSError) as error:
             warn(f"{path} {error}")
-
-    def add(self, event: Event, tags: tuple[str, ...]) -> None:
-        """Adds what an event holds of these tags, of all tags if there are none."""
-        self.start, self.end = self.start if self.end else event.wall_time, event.wall_time
-        values = event.summary.value
-        for value in values:
-            if value.HasField("simple_value") and ((tag := value.tag) in tags or not tags):
-                self.points[tag].extend((event.step, self.end, value.simple_value))
-            elif value.tag == HYPERPARAMETERS and value.tensor.string_val:
-                text = value.tensor.string_val[0].decode(errors="replace")
-                rows = re.findall(r"^\|([^|\n]+)\|(.*)\|$", text, re.MULTILINE)
-                self.hyperparameters |= {name: content for name, content in rows if name not in ("param", "-")}
-        if not values and event.session_log.status == SessionLog.START:
-            self.resumes_at = event.step
 
 
 def joined(files: list[EventFile], tag: str) -> Curve:
     """Returns one curve of all event files of a run, pauses between them taken out."""
     # A resumed file says from which step on it replaces what came before. One that does not say so (another tool wrote
     # it) replaces from its own first step on. Work after the checkpoint that the cut file lost did take its time.
-    steps, seconds, values = (np.empty(0, dtype) for dtype in (np.int64, float, float))
-    pauses, latest = 0.0, -math.inf
-    for file in sorted(files, key=lambda file: file.start):
-        pauses += max(file.start - latest, 0.0) if latest > -math.inf else 0.0
+    files = sorted(files, key=lambda file: file.start)
+    points, pauses, latest = np.empty((0, 3)), 0.0, files[0].start
+    for file in files:
+        pauses += max(file.start - latest, 0.0)
         latest = max(latest, file.end)
-        new_steps, times, new_values = np.array(file.points.get(tag, [])).reshape(-1, 3).T
-        resumes_at = file.resumes_at
-        if resumes_at is None:
-            resumes_at = new_steps.min() if len(new_steps) else math.inf
-        kept = steps < resumes_at
-        steps = np.concatenate([steps[kept], new_steps.astype(np.int64)])
-        seconds = np.concatenate([seconds[kept], times - pauses])
-        values = np.concatenate([values[kept], new_values])
-    return in_order(steps, seconds - min((file.start for file in files), default=0.0), values)
+        new = np.array(file.points.get(tag, [])).reshape(-1, 3) - (0, pauses, 0)
+        resumes_at = new[:, 0].min(initial=math.inf) if file.resumes_at is None else file.resumes_at
+        points = np.concatenate([points[points[:, 0] < resumes_at], new])
+    return in_order(*(points - (0, files[0].start, 0)).T)
 
 
 def keys_of(path: Path) -> dict[str, str]:
@@ -340,13 +298,12 @@ def files_beside(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
         for path in (*folder.glob("params.json"), *folder.glob("args.json")):
             content = json.loads(path.read_text(encoding="utf-8"))
             arguments |= content if path.stem == "params" else content["args"]
-            about = {"git_commit": content.get("git_commit"), "device": content.get("device")}
-            about |= content.get("versions", {})
+            about = {key: content.get(key) for key in ("git_commit", "device")} | content.get("versions", {})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         warn(f"{path} is damaged; the arguments are taken from the log and the folder's name")
     names = {"env": "env_id", "algo": "exp_name"}  # other programs'; what has parts splits no groups
     arguments = {names.get(key, key): x for key, x in arguments.items() if names.get(key) not in arguments}
-    told = {key: str(value) for key, value in arguments.items() if not isinstance(value, dict | list)}
+    told = {key: str(value) for key, value in arguments.items()}
     lacking = [key for key in ("env_id", "seed") if told.get(key) == "None"]
     return {key: told[key] for key in told if key not in lacking}, {key: str(about[key]) for key in about if about[key]}
 
@@ -415,6 +372,8 @@ def table_of(path: Path) -> dict[str, tuple[str, ...]]:
     """Returns the columns (n,) of a CSV file by name; a ValueError is raised if it is no table."""
     with open(path, newline="", encoding="utf-8-sig") as file:
         header, *rows = [row for row in csv.reader(line for line in file if not line.startswith("#")) if row] or [[]]
+    if len(set(header)) < len(header):
+        raise ValueError("two columns have one name")
     # What is still being written may end within a row.
     if rows and len(rows[-1]) < len(header):
         rows.pop()
@@ -454,10 +413,8 @@ def read_csv(path: Path, tags: tuple[str, ...]) -> list[Log]:
 def read_benchmark(path: Path, table: dict[str, tuple[str, ...]]) -> list[Log]:
     """Returns the runs in a file SCRIPT__ENV.csv of benchmarks/, one for each seed."""
     steps, seconds, values = (numbers(table[name]) for name in ("step", "wall_time", "value"))
-    if not np.isfinite([steps, seconds]).all():
-        raise ValueError("no step or no time")
-    if not len(steps):
-        warn(f"{path} has no row of a curve")
+    if not len(steps) or not np.isfinite([steps, seconds]).all():
+        raise ValueError("no row, or one without step or time")
     tags, seeds = np.array(table["tag"]), np.array(table.get("seed", [UNKNOWN] * len(steps)))
     # Where seeds share a file, a point is the mean over a bin of steps, of nobody knows how many episodes.
     unit = "bins of episodes" if "seed" in table else "episodes"
@@ -505,9 +462,7 @@ def read_wide(path: Path, table: dict[str, tuple[str, ...]], tags: tuple[str, ..
         run, _, tag = column.rpartition(" - ")
         if run.startswith(("Group: ", "Grouped runs")) and curves.pop(run, None) is not None:
             warn(f"{path}: {run} is a mean over runs, which is no run, and left out; export the chart without groups")
-        if run not in curves or column in (*STEPS, *TIMES) or column.endswith(("__MIN", "__MAX")):
-            continue
-        if tags and tag not in tags:
+        if run not in curves or (tags and tag not in tags):
             continue
         with contextlib.suppress(ValueError):  # a column of texts is no curve
             values = numbers(texts)
@@ -538,8 +493,7 @@ def make_run(log: Log, tags: tuple[str, ...], args: Args) -> Run | None:
     if not match:
         warn(f"{log.path} does not fit --label")
     keys = log.keys | {key: value for key, value in (match.groupdict() if match else {}).items() if value is not None}
-    for tag in (tag for tag in tags if tag in log.curves):
-        curve = log.curves[tag]
+    for tag, curve in ((tag, log.curves[tag]) for tag in tags if tag in log.curves):
         finite = np.isfinite(curve.values)
         if not finite.all():
             warn(f"{log.path}: {np.sum(~finite):,} points of {tag} are no finite numbers and left out")
@@ -688,12 +642,8 @@ def group_runs(runs: list[Run], keys: Iterable[str]) -> list[Group]:
 # ----- Statistics -----
 def trailing_mean(values: np.ndarray, window: int) -> np.ndarray:
     """Returns (n,) the mean of each value and the window - 1 before it, or of as many as there are."""
-    if window == 1:
-        return values
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(ends - min(window, len(values)), 0)
-    return (sums[ends] - sums[starts]) / (ends - starts)
+    window, n = min(window, len(values)), len(values)
+    return np.convolve(values, np.ones(window))[:n] / np.arange(1, n + 1).clip(max=window)
 
 
 def one_point_each(x: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -708,7 +658,8 @@ def final_score(x: np.ndarray, values: np.ndarray, fraction: float) -> float:
     x, values = one_point_each(x, values)
     start = x[-1] - fraction * (x[-1] - x[0])
     shares = np.diff(np.maximum(x, start), prepend=start)
-    return float(np.average(values, weights=shares)) if x[0] < x[-1] else float(values[-1])
+    score = np.average(values, weights=shares) if shares.any() else values[-1]
+    return float(f"{score:.10g}")  # equal curves of other lengths differ by rounding, which a test of ranks would count
 
 
 def median_interval(scores: np.ndarray) -> tuple[float, float, float | None]:
@@ -734,27 +685,20 @@ def bootstrapped(columns: list[np.ndarray], measure: Callable, resamples: int = 
     return np.stack([measure(np.concatenate(columns)), *np.percentile(measure(drawn), (2.5, 97.5), axis=0)])
 
 
-def rank_sums(x: np.ndarray, y: np.ndarray) -> tuple[int, np.ndarray]:
-    """Returns twice the sum of the ranks of x (n,) among x and y (m,), and how probable by chance each sum is."""
-    # The probabilities (largest sum + 1,) are shares of all ways to deal the ranks to n and m runs. Twice, because runs
-    # that tie share their mean rank, which may be half a number.
-    ranks = (2 * rankdata(np.concatenate([x, y]))).astype(int)
-    # In how many ways k of the runs so far have ranks that sum to s, at [k, s].
-    ways = np.zeros((len(x) + 1, ranks.sum() + 1))
-    ways[0, 0] = 1
-    for rank in ranks:
-        ways[1:, rank:] += ways[:-1, :-rank]
-    return int(ranks[: len(x)].sum()), ways[-1] / ways[-1].sum()
-
-
 def compare_in_all(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
     """Returns the exact two-sided p value of the sum of ranks, over environments with scores (n,) and (m,) each."""
     # Where both groups are draws of one distribution, all ways to deal an environment's scores are as probable. In one
     # without ties this is the Mann-Whitney test; scipy's is not exact with ties, its permutation test knows no strata.
     total, chances = 0, np.ones(1)
     for x, y in pairs:
-        own, probable = rank_sums(x, y)
-        total, chances = total + own, np.convolve(chances, probable)
+        # Twice, because runs that tie share their mean rank, which may be half a number.
+        ranks = (2 * rankdata(np.concatenate([x, y]))).astype(int)
+        # In how many ways k of the runs so far have ranks that sum to s, at [k, s].
+        ways = np.zeros((len(x) + 1, ranks.sum() + 1))
+        ways[0, 0] = 1
+        for rank in ranks:
+            ways[1:, rank:] += ways[:-1, :-rank]
+        total, chances = total + ranks[: len(x)].sum(), np.convolve(chances, ways[-1] / ways[-1].sum())
     return min(1.0, 2 * float(min(chances[: total + 1].sum(), chances[total:].sum())))
 
 
@@ -765,11 +709,9 @@ def least_p(sizes: list[tuple[int, int]]) -> float:
 
 def holm(p_values: Iterable[float]) -> np.ndarray:
     """Returns (n,) p values after Holm's correction, which may be compared with 5 % as if there were one."""
-    p = np.array(list(p_values), dtype=float)
+    p = np.fromiter(p_values, float)
     order = np.argsort(p)
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1)
-    return adjusted
+    return np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)).clip(max=1)[np.argsort(order)]
 
 
 def improvement_interval(probability: float, n: int, m: int) -> tuple[float, float]:
@@ -780,19 +722,7 @@ def improvement_interval(probability: float, n: int, m: int) -> tuple[float, flo
         # 0 where it lies 1.96 of its own standard errors from the one that was seen.
         return (probability - true) ** 2 - 1.959964**2 * true * (1 - true) * rest / (n * m)
 
-    low = brentq(excess, 0, probability - 1e-9) if probability > 1e-6 else 0.0
-    high = brentq(excess, probability + 1e-9, 1) if probability < 1 - 1e-6 else 1.0
-    return low, high
-
-
-def optimality_gap(scores: np.ndarray) -> np.ndarray:
-    """Returns by how much normalised scores miss 1 along the last axis, where those above count as 1."""
-    return 1 - np.minimum(scores, 1).mean(-1)
-
-
-def performance_profile(columns: list[np.ndarray], levels: np.ndarray) -> np.ndarray:
-    """Returns (3, g) the share of normalised scores (n_e,) above each level (g,), and the ends of its interval."""
-    return bootstrapped(columns, lambda scores: (scores[..., None, :] > levels[:, None]).mean(-1), RESAMPLES_OF_CURVES)
+    return brentq(excess, 0, probability - 1e-9), brentq(excess, probability + 1e-9, 1)
 
 
 def on_grid(curves: list[tuple[np.ndarray, np.ndarray]], points: int = GRID_POINTS) -> tuple[np.ndarray, np.ndarray]:
@@ -832,12 +762,9 @@ def final_scores(runs: list[Run], args: Args) -> np.ndarray:
 def first_reach(run: Run, threshold: float) -> tuple[float, float]:
     """Returns steps and seconds until a curve reaches a threshold, from a full window on; infinite if never."""
     # Event files hold float32, in which 0.9 lies below 0.9; and a mean of values may lie a rounding error below them.
-    values = run.smoothed[run.full :]
-    reached = np.flatnonzero((values >= threshold) | np.isclose(values, threshold, rtol=1e-6, atol=1e-9))
-    if not len(reached):
-        return math.inf, math.inf
-    first = run.full + reached[0]
-    return float(run.curve.steps[first]), float(run.curve.seconds[first])
+    reached = (run.smoothed >= threshold) | np.isclose(run.smoothed, threshold, rtol=1e-6, atol=1e-9)
+    first = run.full + int(reached[run.full :].argmax())
+    return (float(run.curve.steps[first]), float(run.curve.seconds[first])) if reached[first] else (math.inf, math.inf)
 
 
 def median_row(name: str, values: np.ndarray) -> dict[str, float | None]:
@@ -1032,8 +959,8 @@ def compare(groups: list[Group], args: Args) -> list[Verdict]:
     best = holm(least_p(verdict.sizes) for verdict in tested)  # where all groups are parted wholly
     for verdict, verdict.adjusted, least in zip(tested, adjusted, best, strict=True):
         if least > LEVEL:
-            pairs, environments = len(tested), len(verdict.sizes)
-            verdict.needed = next(n for n in range(1, 100) if pairs * least_p([(n, n)] * environments) <= LEVEL)
+            equal = ([(n, n)] * len(verdict.sizes) for n in range(1, 100))
+            verdict.needed = next(sizes[0][0] for sizes in equal if len(tested) * least_p(sizes) <= LEVEL)
     return verdicts
 
 
@@ -1088,7 +1015,7 @@ def sample_efficiency(group: Group, args: Args) -> tuple[np.ndarray, np.ndarray]
 def aggregate(groups: list[Group], args: Args) -> tuple[list[dict[str, Any]], list[list[str]]]:
     """Returns a row for each group over all its environments, and the table as it is shown, its header first."""
     lines = [["group", "environments", "runs", "IQM, normalised (95 %)", "optimality gap (95 %)"]]
-    measures, rows = {"iqm": iqm, "optimality_gap": optimality_gap}, []
+    measures, rows = {"iqm": iqm, "optimality_gap": lambda scores: 1 - np.minimum(scores, 1).mean(-1)}, []
     for group in groups:
         row = {"group": group.name, "environments": len(group.environments), "runs": len(group.runs)}
         columns = normalised(group, lambda runs: final_scores(runs, args), args)
@@ -1144,9 +1071,7 @@ def draw_line(axes: Axes, x: np.ndarray, band: np.ndarray, look: dict[str, str],
 
 def legend_below(figure: Figure, title: str) -> None:
     """Puts one legend for all panels below them, where it covers nothing, and makes room for it."""
-    entries = {}
-    for axes in figure.axes:
-        entries |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    entries = {line.get_label(): line for axes in figure.axes for line in axes.lines}
     width = figure.get_figwidth()
     names, title = [as_label(name, int(11 * width)) for name in entries], as_label(title, int(16 * width))
     longest = max(len(line) for name in names for line in name.splitlines())
@@ -1238,7 +1163,8 @@ def draw_aggregates(groups: list[Group], args: Args) -> Figure:
     unit, label_x = x_unit(args.x, max(float(run.curve.x(args.x)[-1]) for group in groups for run in group.runs))
     for i, (group, columns) in enumerate(zip(groups, of_all, strict=True)):
         label = f"{group.name} ({len(group.environments)} environments, {len(group.runs)} runs)"
-        draw_line(profile, levels, performance_profile(columns, levels), style(i), label)
+        shares = bootstrapped(columns, lambda x: (x[..., None, :] > levels[:, None]).mean(-1), RESAMPLES_OF_CURVES)
+        draw_line(profile, levels, shares, style(i), label)
         grid, band = sample_efficiency(group, args)
         draw_line(efficiency, grid / unit, band, style(i), label)
     profile.set(xlabel="normalised score s", ylabel="share of runs above s")
@@ -1286,8 +1212,6 @@ def write_tables(path: Path, tables: dict[str, tuple[list[dict], list[list[str]]
 
 def report(args: Args) -> None:
     """Reads, groups, prints the table and what it means, and writes what was asked for."""
-    if args.out and args.out.suffix not in (".csv", ".md", ".tex"):
-        raise UsageError(f"--out {args.out}: the name must end in .csv, .md or .tex")
     runs = read_runs(args)
     for flag, path in (("out", args.out and args.out.parent), ("pictures", args.pictures)):
         try:
@@ -1323,6 +1247,7 @@ def report(args: Args) -> None:
 
 def main() -> None:
     """Runs the command line: status 0 when done, 2 when the arguments are wrong."""
+    sys.stdout.reconfigure(errors="replace")  # what the terminal has no letter for
     args = tyro.cli(Args)
     try:
         report(args)
