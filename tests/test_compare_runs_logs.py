@@ -9,6 +9,7 @@ The values stand in the files; those of event files were read by TensorBoard's E
 """
 
 import glob
+import json
 import shutil
 from pathlib import Path
 
@@ -327,6 +328,14 @@ def test_settings_tell_what_a_renamed_folder_does_not(tmp_path, pattern, seed):
     shutil.copytree(folder, tmp_path / "mine")
     (run,) = read(tmp_path)
     assert (run.keys["env_id"], run.keys["seed"]) == (ENV, seed)
+
+
+def test_settings_with_parts_part_groups_too(tmp_path):
+    shutil.copytree(LOGS / "rllib" / "ppo", tmp_path, dirs_exist_ok=True)
+    (path,) = tmp_path.glob("*seed=2*/params.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"env_config": {"gravity": 5}}))
+    groups = compare_runs.group_runs(read(tmp_path), ["env_config"])
+    assert sorted(len(group.runs) for group in groups) == [1, 1]
 
 
 def test_charts_of_weights_and_biases(capsys):
