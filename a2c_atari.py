@@ -544,8 +544,8 @@ class Run:
         except (OSError, UnicodeError) as error:
             raise UsageError(f"--run-dir {args.run_dir}: {error}") from error
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
-        libs = ("torch", "numpy", "gymnasium", "ale-py", "pybullet", "pybullet-arm64")
-        versions = {d.name: d.version for x in libs for d in distributions(name=x)} | {"python": sys.version.split()[0]}
+        versions = {x.__name__: x.__version__ for x in (torch, np, gym)} | {"python": sys.version.split()[0]}
+        versions |= {d.name: d.version for x in ("ale-py", "pybullet", "pybullet-arm64") for d in distributions(name=x)}
         status, commit = subprocess.getstatusoutput(f"git -C {shlex.quote(str(Path(__file__).parent))} rev-parse HEAD")
         about["device"] = torch.cuda.get_device_name() if args.cuda and torch.cuda.is_available() else "cpu"
         about |= {"git_commit": None if status else commit, "global_step": step, "versions": versions}

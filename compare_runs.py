@@ -959,8 +959,8 @@ def compare(groups: list[Group], args: Args) -> list[Verdict]:
     best = holm(least_p(verdict.sizes) for verdict in tested)  # where all groups are parted wholly
     for verdict, verdict.adjusted, least in zip(tested, adjusted, best, strict=True):
         if least > LEVEL:
-            equal = ([(n, n)] * len(verdict.sizes) for n in range(1, 100))
-            verdict.needed = next(sizes[0][0] for sizes in equal if len(tested) * least_p(sizes) <= LEVEL)
+            pairs, environments = len(tested), len(verdict.sizes)
+            verdict.needed = next(n for n in range(1, 100) if pairs * least_p([(n, n)] * environments) <= LEVEL)
     return verdicts
 
 
