@@ -418,8 +418,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         mode = "reduce-overhead" if device.type == "cuda" else "default"
         forward = torch.compile(agent, mode=mode) if args.compile else agent
 
-        # Storage of one rollout: what the network needs is on its device, the rest on the CPU, since (T, N) is small.
-        # Channels come last in memory, as the convolutions want them, so that no batch is put in order again.
+        # Storage of one rollout, channels last in memory, as convolutions want them; what is small is on the CPU.
         size, (channels, height, width) = (args.num_steps, args.num_envs), envs.single_observation_space.shape
         images = torch.zeros((*size, height, width, channels), dtype=torch.uint8, device=device)
         obs = images.permute(0, 1, 4, 2, 3)
@@ -543,6 +542,7 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
         except (OSError, UnicodeError) as error:
             raise UsageError(f"--run-dir {args.run_dir}: {error}") from error
+        [stray.unlink() for stray in self.folder.glob("*.pt.tmp")]  # those of a run that was killed
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
         versions = {x.__name__: x.__version__ for x in (torch, np, gym)} | {"python": sys.version.split()[0]}
         versions |= {d.name: d.version for x in ("ale-py", "pybullet", "pybullet-arm64") for d in distributions(name=x)}

@@ -114,9 +114,8 @@ class Args:
             "total_timesteps": (self.batch_size, math.inf),
         }
         check_limits(self, limits)
-        fits = self.batch_size % self.num_minibatches == 0
-        require(fits, f"--num-minibatches must divide num_envs * num_steps = {self.batch_size}")
-        require(self.num_minibatches < self.batch_size, "--num-minibatches must leave more than one sample in each")
+        fits = self.batch_size % self.num_minibatches == 0 and self.num_minibatches < self.batch_size
+        require(fits, f"--num-minibatches must divide num_envs * num_steps = {self.batch_size}, and be less")
 
 
 # ----- Environment -----
@@ -463,6 +462,7 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
         except (OSError, UnicodeError) as error:
             raise UsageError(f"--run-dir {args.run_dir}: {error}") from error
+        [stray.unlink() for stray in self.folder.glob("*.pt.tmp")]  # those of a run that was killed
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
         versions = {x.__name__: x.__version__ for x in (torch, np, gym)} | {"python": sys.version.split()[0]}
         versions |= {d.name: d.version for x in ("ale-py", "pybullet", "pybullet-arm64") for d in distributions(name=x)}

@@ -594,6 +594,7 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
         except (OSError, UnicodeError) as error:
             raise UsageError(f"--run-dir {args.run_dir}: {error}") from error
+        [stray.unlink() for stray in self.folder.glob("*.pt.tmp")]  # those of a run that was killed
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
         versions = {x.__name__: x.__version__ for x in (torch, np, gym)} | {"python": sys.version.split()[0]}
         versions |= {d.name: d.version for x in ("ale-py", "pybullet", "pybullet-arm64") for d in distributions(name=x)}

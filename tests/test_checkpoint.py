@@ -495,6 +495,12 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_old_one(tmp_path, monke
     assert [step for step, _ in scalars(cut)["losses/value_loss"]] == [64, 128, 192, 256]
 
 
+def test_the_next_start_removes_what_a_killed_run_left(copied, monkeypatch):
+    (copied / "best.pt.tmp").write_bytes(b"half")
+    resume(monkeypatch, copied)  # it is finished, so nothing is saved again
+    assert not (copied / "best.pt.tmp").exists()
+
+
 def test_a_full_disk_leaves_the_old_checkpoint(copied, monkeypatch, capsys):
     old = (copied / "latest.pt").read_bytes()
 
