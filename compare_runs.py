@@ -159,13 +159,13 @@ class Args:
             (not self.out or self.out.suffix in (".csv", ".md", ".tex"), f"--out {self.out}: not .csv, .md or .tex"),
         ):
             if not holds:
-                raise ValueError(message)
+                raise UsageError(message)
         try:
             named = self.label is None or re.compile(self.label).groupindex
         except re.error as error:
-            raise ValueError(f"--label {self.label} is no regular expression: {error}") from error
+            raise UsageError(f"--label {self.label} is no regular expression: {error}") from error
         if not named:
-            raise ValueError(f"--label {self.label} needs a named group, such as (?P<exp_name>[^/]+)")
+            raise UsageError(f"--label {self.label} needs a named group, such as (?P<exp_name>[^/]+)")
 
 
 # ----- Reading -----
@@ -1248,9 +1248,8 @@ def report(args: Args) -> None:
 def main() -> None:
     """Runs the command line: status 0 when done, 2 when the arguments are wrong."""
     sys.stdout.reconfigure(errors="replace")  # what the terminal has no letter for
-    args = tyro.cli(Args)
     try:
-        report(args)
+        report(tyro.cli(Args))
     except (UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -137,14 +137,12 @@ class Args:
             "total_timesteps": (self.batch_size, math.inf),
         }
         check_limits(self, limits)
-        fits = self.batch_size % self.num_minibatches == 0
-        require(fits, f"--num-minibatches must divide num_envs * num_steps = {self.batch_size}")
+        fits = self.batch_size % self.num_minibatches == 0 and self.num_minibatches < self.batch_size
+        require(fits, f"--num-minibatches must divide num_envs * num_steps = {self.batch_size}, and be less")
         whole = self.num_envs % self.envs_per_shard == 0
         require(whole, f"--envs-per-shard {self.envs_per_shard} must divide --num-envs {self.num_envs}")
         shards = self.num_envs // self.envs_per_shard
         require(self.num_workers <= shards, f"--num-workers {self.num_workers} must be at most {shards}, one a shard")
-        pairs = not self.norm_adv or self.num_minibatches < self.batch_size
-        require(pairs, "--num-minibatches leaves one sample in each, which --norm-adv cannot normalise")
 
 
 # ----- Environment -----
@@ -436,7 +434,7 @@ def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.d
     evaluation = evaluate(agent, args, args.seed + 20_000, device, film)
     scores, lengths = evaluation["return"], evaluation["length"]
     for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
-        print(f"episode {i}: return={score:g} length={length:g}{', at the cap' if length >= EVAL_MAX_STEPS else ''}")
+        print(f"episode {i}: return={score:g} length={length:g}{', at the cap' if length > EVAL_MAX_STEPS - 8 else ''}")
     numbers = {"mean": scores.mean(), "std": scores.std(), "min": scores.min(), "max": scores.max()}
     numbers |= {"episodes": len(scores), "mean_length": lengths.mean()}
     numbers |= {name: np.nanmean(x) for name, x in evaluation.items() if name not in ("return", "length")}
@@ -556,6 +554,8 @@ def fetch(ray: Any, futures: list[Any]) -> list[Any]:  # noqa: ANN401
 
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
     """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run."""
+    before = Args(**load_checkpoint(args.resume)["args"]) if args.resume is not None else args
+    require(before.batch_size == args.batch_size, "--num-envs times --num-steps, the batch, must stay what it was")
     device = prepare(args)
     if device.type == "cpu" and not args.amp and torch.cpu._is_avx512_bf16_supported():
         print("hint: --amp is faster here", flush=True)
@@ -567,10 +567,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         with closing(make_envs(args, 1)) as envs:
             agent = Agent(args, envs).to(device)
         optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)
-        check_memory(args.batch_size * math.prod(envs.single_observation_space.shape), device, "num-steps")
+        check_memory(args.batch_size * math.prod(envs.single_observation_space.shape), torch.device("cpu"), "num-steps")
         num_iterations = args.total_timesteps // args.batch_size  # whole ones; the steps that remain are left out
-        before = Args(**load_checkpoint(args.resume)["args"]) if args.resume is not None else args
-        require(before.batch_size == args.batch_size, "--num-envs times --num-steps, the batch, must stay what it was")
         ray, num_shards = cleanup.enter_context(ray_cluster(args)), args.num_envs // args.envs_per_shard
         start = ray.remote(max_restarts=10, max_task_retries=-1, scheduling_strategy="SPREAD")(Worker).remote
         workers = [start(args, range(i, num_shards, args.num_workers)) for i in range(args.num_workers)]
@@ -726,23 +724,23 @@ class Run:
         self.env_seed = int(np.random.SeedSequence([args.seed, step]).generate_state(1)[0] % 2**30)
         if step > 0:
             seed_everything(self.env_seed)  # random streams are not stored, nor environments: new episodes start
-        try:
-            (args.run_dir + args.exp_name).encode()  # TensorBoard writes UTF-8
-            self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
-        except (OSError, UnicodeError) as error:
-            raise UsageError(f"--run-dir {args.run_dir}: {error}") from error
-        [stray.unlink() for stray in self.folder.glob("*.pt.tmp")]  # those of a run that was killed
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
         versions = {x.__name__: x.__version__ for x in (torch, np, gym)} | {"python": sys.version.split()[0]}
         versions |= {d.name: d.version for x in ("ale-py", "pybullet", "pybullet-arm64") for d in distributions(name=x)}
-        status, commit = subprocess.getstatusoutput(f"git -C {shlex.quote(str(Path(__file__).parent))} rev-parse HEAD")
+        status, head = subprocess.getstatusoutput(f"git -C {shlex.quote(Path(__file__).parent.as_posix())} rev-parse @")
         about["device"] = torch.cuda.get_device_name() if args.cuda and torch.cuda.is_available() else "cpu"
-        about |= {"git_commit": None if status else commit, "global_step": step, "versions": versions}
-        (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
-        if args.track:
-            wandb = importlib.import_module("wandb")
-            names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "name": self.folder.name}
-            wandb.init(**names, id=self.folder.name, resume="allow", config=about["args"], sync_tensorboard=True)
+        about |= {"git_commit": None if status else head, "global_step": step, "versions": versions}
+        try:
+            (args.run_dir + args.exp_name).encode()  # TensorBoard writes UTF-8
+            if args.track:
+                names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "id": self.folder.name}
+                options = {"name": self.folder.name, "resume": "allow", "sync_tensorboard": True}
+                importlib.import_module("wandb").init(**names, **options, config=about["args"])
+            self.folder.mkdir(parents=True, exist_ok=args.resume is not None)
+            [stray.unlink() for stray in self.folder.glob("*.pt.tmp")]  # those of a run that was killed
+            (self.folder / "args.json").write_text(json.dumps(about, indent=2) + "\n")
+        except Exception as error:  # wandb may raise anything
+            raise UsageError(f"--run-dir {args.run_dir}{' --track' * args.track}: {error}") from error
         self.writer = SummaryWriter(str(self.folder), purge_step=step + 1, flush_secs=5)  # drops what came later
         rows = "\n".join(f"|{name}|{value}|" for name, value in about["args"].items())
         self.writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{rows}", step)
@@ -760,7 +758,7 @@ class Run:
         with suppress(OSError):  # the terminal may be gone, the disk full
             self.bar.close()
             self.writer.close()
-            folder, parent = (shlex.quote(str(path)) for path in (self.folder, self.folder.parent))
+            folder, parent = (shlex.quote(path.as_posix()) for path in (self.folder, self.folder.parent))
             if interrupted:
                 command = f"python {shlex.quote(sys.argv[0])} --resume {folder}"
                 print(f"interrupted at step {self.counters['global_step']:,}; go on with: {command}", flush=True)

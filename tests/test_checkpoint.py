@@ -495,6 +495,20 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_old_one(tmp_path, monke
     assert [step for step, _ in scalars(cut)["losses/value_loss"]] == [64, 128, 192, 256]
 
 
+def test_a_run_folder_that_cannot_be_written_to_is_refused(copied, monkeypatch, capsys):
+    """A folder in the way keeps out even the superuser."""
+    (copied / "args.json").unlink()
+    (copied / "args.json").mkdir()
+    before = hashes(copied)
+    status, line = failed(monkeypatch, capsys, "--resume", str(copied), "--total-timesteps=256", *SHORT)
+    assert (status, line) == (
+        2,
+        f"error: --run-dir {script.Args().run_dir}: [Errno {errno.EISDIR}] {os.strerror(errno.EISDIR)}: "
+        f"'{copied}/args.json'\n",
+    )
+    assert hashes(copied) == before
+
+
 def test_the_next_start_removes_what_a_killed_run_left(copied, monkeypatch):
     (copied / "best.pt.tmp").write_bytes(b"half")
     resume(monkeypatch, copied)  # it is finished, so nothing is saved again

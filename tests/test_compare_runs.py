@@ -1499,6 +1499,8 @@ def test_errors(tmp_path, monkeypatch, capsys):
     def says(*flags):
         status, text = failed(compare_runs, monkeypatch, capsys, *map(str, flags))
         assert status == 2
+        assert text.startswith("error: ")
+        assert text.count("\n") == 1
         return text
 
     assert says(tmp_path / "typo") == f"error: {tmp_path}/typo: no run found; there is nothing of this name\n"

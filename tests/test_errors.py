@@ -72,7 +72,8 @@ def box(*flags):
     # 2 x 32 = 64 samples.
     box("--num-minibatches=3", "--num-minibatches must divide num_envs * num_steps = 64"),
     box("--num-minibatches=128", "--num-minibatches must divide num_envs * num_steps = 64"),
-    box("--num-minibatches=64", "--num-minibatches leaves one sample in each, which --norm-adv cannot normalise"),
+    box("--num-minibatches=64", "--num-minibatches must divide num_envs * num_steps = 64, and be less"),
+    box("--no-norm-adv", "--num-minibatches=64", "must divide num_envs * num_steps = 64, and be less"),
     box("--total-timesteps=63", "--total-timesteps 63 must be between 64 and inf"),
     # Of another kind than a number, or no flag at all: the parser's own words.
     box("--num-envs=two", "--num-envs"),
@@ -91,7 +92,7 @@ def test_a_wrong_value_is_refused_before_an_environment_is_made(monkeypatch, cap
     {"gamma": 0.0}, {"gamma": 1.0}, {"gae_lambda": 0.0}, {"gae_lambda": 1.0}, {"seed": 0}, {"seed": 2_000_000_000},
     {"ent_coef": 0.0}, {"vf_coef": 0.0}, {"checkpoint_every": 0}, {"eval_every": 0}, {"threads": 0},
     {"total_timesteps": 1024}, {"target_kl": None}, {"target_kl": 1e-9}, {"eval_episodes": 1}, {"update_epochs": 1},
-    {"num_minibatches": 1024, "norm_adv": False}, {"num_envs": 10_000, "total_timesteps": 1_280_000},
+    {"num_minibatches": 512}, {"num_envs": 10_000, "total_timesteps": 1_280_000},
 ], ids=str)  # fmt: skip
 def test_values_on_the_border_are_allowed(bound):
     script.Args(**bound).check()
@@ -226,6 +227,8 @@ FAKE_WANDB = """
 import json
 
 def init(**names):
+    if names["project"] == "refused":
+        raise RuntimeError("api_key not configured (no-tty).\\nwandb login")
     with open("calls.jsonl", "a") as file:
         file.write(json.dumps(names) + "\\n")
 """
@@ -251,6 +254,16 @@ def test_a_resumed_run_goes_on_under_its_id_on_weights_and_biases(tmp_path, monk
     assert first["resume"] == second["resume"] == "allow"
     assert first["sync_tensorboard"]
     assert first["config"]["total_timesteps"] == 64
+
+
+def test_weights_and_biases_without_a_login_is_one_line_and_no_folder(tmp_path, monkeypatch, capsys):
+    (tmp_path / "wandb.py").write_text(FAKE_WANDB)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    line = refused(monkeypatch, capsys, "--track", "--wandb-project-name=refused")
+    monkeypatch.delitem(sys.modules, "wandb")
+    assert line == "error: --run-dir runs --track: api_key not configured (no-tty). wandb login\n"
+    assert not (tmp_path / "runs").exists()
 
 
 # ----- Paths -----

@@ -282,6 +282,7 @@ def test_a_run_draws_its_returns_where_asked_for(tmp_path, monkeypatch):
 def test_another_batch_size_is_refused(tmp_path, monkeypatch, capsys):
     script.train(tiny(tmp_path))
     flags = ("--resume", str(only_run(tmp_path)), "--num-envs=4", "--total-timesteps=1000", "--no-cuda")
+    monkeypatch.setattr(script, "make_envs", lambda *_: pytest.fail("an environment was made"))
     status, text = failed(script, monkeypatch, capsys, *flags)
     message = "error: --num-envs times --num-steps, the batch, must stay what it was\n"
     assert (status, text) == (2, message)

@@ -83,6 +83,15 @@ def test_the_sections_are_in_every_script():
     assert {"find_spec", "WholeEpisodes"} <= {name for name, holders in names.items() if holders == PATHS}
 
 
+def test_evaluation_and_bookkeeping_have_at_most_300_lines():
+    """But for the picture of --plot: its function, and the two lines that call it."""
+    text = (ROOT / "ppo_cartpole.py").read_text(encoding="utf-8")
+    lines = text[text.index("# ----- Evaluation") : text.index("# ----- Training")].rstrip().count("\n") + 1
+    lines += text[text.index("# ----- Bookkeeping") :].count("\n")
+    picture = text[text.index("def plot_returns") : text.index("def load_checkpoint")].count("\n")
+    assert lines - picture - text.count("plot_returns(self.folder)") * 2 <= 300
+
+
 @pytest.mark.parametrize("name", ALLOWED)
 def test_an_allowed_difference_is_one(name):
     own, reason = ALLOWED[name]

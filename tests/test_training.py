@@ -348,6 +348,20 @@ def test_an_endless_evaluation_is_cut_and_says_so(tmp_path, capsys, monkeypatch)
     ]
 
 
+def test_a_game_that_the_emulator_cuts_off_is_at_the_cap(tmp_path, capsys, monkeypatch):
+    """Of 400 frames up to 30 pass in no-ops at the start, which the wrappers do not count: 92.5 to 100 steps are left."""
+    monkeypatch.setattr(ppo_atari, "EVAL_MAX_STEPS", 100)
+    limit = '{"max_num_frames_per_episode": 400}'
+    args = tiny(tmp_path, env_id="BreakoutNoFrameskip-v4", backend="gymnasium", env_kwargs=limit, eval_episodes=6)
+    with contextlib.closing(ppo_atari.make_envs(args, 1)) as envs:
+        agent = ppo_atari.Agent(args, envs)
+    ppo_atari.final_evaluation(agent, args, tmp_path, torch.device("cpu"))
+    lines = printed(capsys, "episode ")
+    lengths = [int(re.search(r" length=(\d+)", line)[1]) for line in lines]
+    assert 93 <= min(lengths) < max(lengths) <= 100
+    assert all(line.endswith(", at the cap") for line in lines)
+
+
 def test_an_evaluation_leaves_the_random_streams_as_they_were(tmp_path):
     """This environment draws its rewards from numpy's global generator, the policy its actions from torch's."""
     args = tiny(tmp_path, env_id="small_envs:GlobalDraw-v0")
