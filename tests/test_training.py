@@ -349,7 +349,7 @@ def test_an_endless_evaluation_is_cut_and_says_so(tmp_path, capsys, monkeypatch)
 
 
 def test_a_game_that_the_emulator_cuts_off_is_at_the_cap(tmp_path, capsys, monkeypatch):
-    """Of 400 frames up to 30 pass in no-ops at the start, which the wrappers do not count: 92.5 to 100 steps are left."""
+    """Of 400 frames up to 30 pass in no-ops at the start, which the wrappers do not count: 92.5 to 100 steps remain."""
     monkeypatch.setattr(ppo_atari, "EVAL_MAX_STEPS", 100)
     limit = '{"max_num_frames_per_episode": 400}'
     args = tiny(tmp_path, env_id="BreakoutNoFrameskip-v4", backend="gymnasium", env_kwargs=limit, eval_episodes=6)
