@@ -609,7 +609,6 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
 
 
 # ----- Bookkeeping -----
-# Shared by all scripts unchanged, as Evaluation is; nothing here is part of the algorithm.
 SCRIPT, FORMAT = Path(__file__).stem, 2  # by which a checkpoint is known
 NOT_RESTORED = ("resume", "evaluate", "run_dir", "cuda", "threads", "progress", "track", "capture_video")
 signals: list[int] = []  # those that came: the first ends the run at the next `stop_if_asked`, a second at once
@@ -649,8 +648,7 @@ class Run:
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{time.time_ns() // 10**6}"  # in ms, to tell runs apart
         self.folder = Path(args.run_dir) / re.sub(r"[^\w.-]", "-", name)
         if args.resume is not None:
-            checkpoint = load_checkpoint(args.resume, **modules)
-            self.counters, self.folder = checkpoint["counters"], checkpoint["folder"]
+            self.counters, self.folder = map(load_checkpoint(args.resume, **modules).get, ("counters", "folder"))
         step = self.counters["global_step"]
         # Were the environments' seed the run's own, runs of neighbouring seeds would share most starts.
         self.env_seed = int(np.random.SeedSequence([args.seed, step]).generate_state(1)[0] % 2**30)
@@ -663,7 +661,7 @@ class Run:
         about["device"] = torch.cuda.get_device_name() if args.cuda and torch.cuda.is_available() else "cpu"
         about |= {"git_commit": None if status else head, "global_step": step, "versions": versions}
         try:
-            (args.run_dir + args.exp_name).encode()  # TensorBoard writes UTF-8
+            json.dumps(about, ensure_ascii=False).encode()  # TensorBoard writes UTF-8
             if args.track:
                 names = {"project": args.wandb_project_name, "entity": args.wandb_entity, "id": self.folder.name}
                 options = {"name": self.folder.name, "resume": "allow", "sync_tensorboard": True}
@@ -692,7 +690,7 @@ class Run:
             self.writer.close()
             folder, parent = (shlex.quote(path.as_posix()) for path in (self.folder, self.folder.parent))
             if interrupted:
-                command = f"python {shlex.quote(sys.argv[0])} --resume {folder}"
+                command = f"{shlex.quote(sys.executable)} {shlex.quote(sys.argv[0])} --resume {folder}"
                 print(f"interrupted at step {self.counters['global_step']:,}; go on with: {command}", flush=True)
             elif not kind:
                 if self.args.plot:
@@ -766,23 +764,24 @@ def plot_returns(folder: Path) -> None:
 
 def load_checkpoint(path: str, **modules: Any) -> dict[str, Any]:  # noqa: ANN401
     """Returns what a checkpoint, or a run folder's `latest.pt`, holds, and its "folder"; loads it into the modules."""
-    file = Path(path) / "latest.pt" if Path(path).is_dir() else Path(path)
+    file = Path(path) / "latest.pt" if os.path.isdir(path) else Path(path)  # "" is none, unlike Path("")
     try:
         archive = zipfile.ZipFile(file)  # torch checks no CRC, and reads noise where an entry is marked as a folder
         require(archive.testzip() is None and not any(x.external_attr for x in archive.filelist), "damaged or foreign")
         content = torch.load(file, map_location="cpu", weights_only=True)
         made_by = f"{content.get('script')}.py, format {content.get('format_version')}"
         require(made_by == f"{SCRIPT}.py, format {FORMAT}", f"it was made by {made_by}")
-        dropped = {name: content["args"].pop(name) for name in content["args"].keys() - vars(Args()).keys()}
+        require(content["counters"].keys() >= {"global_step", "best_eval"}, "its counters are not whole")
+        require(all(x.isfinite().all() for x in content["agent"].values()), "a weight is not finite")
+        for x, y in vars(Args()).items():
+            require(y is None or isinstance(content["args"].get(x, y), type(y) | int), f"its {x} is of another type")
         for name in [x for x in modules if x != "replay" or x in content]:
             require(name in content, f"it has no {name}: an agent file can be evaluated, not resumed")
             modules[name].load_state_dict(content[name])
-            for parameter, state in getattr(modules[name], "state", {}).items():
-                require(all(np.shape(x) in ((), parameter.shape) for x in state.values()), f"{name} has other shapes")
+            for p, kept in getattr(modules[name], "state", {}).items():
+                require(all(x.shape == (p.shape, ())[k == "step"] for k, x in kept.items()), f"{name} has other shapes")
     except Exception as error:  # a damaged or foreign file may raise anything, one that holds code an UnpicklingError
         raise UsageError(f"{path}: no checkpoint that fits: {str(error).split('. ')[0]}") from error
-    if dropped and not modules:
-        print(f"{path}: left out arguments that this script does not have: {dropped}", file=sys.stderr)
     return content | {"folder": file.parent}
 
 
@@ -855,6 +854,8 @@ def main() -> None:
         args = tyro.cli(Args)
         for path in [x for x in (args.resume, args.evaluate) if x is not None]:
             stored = load_checkpoint(path)["args"]  # those of that run, which the command line overrides
+            for name in stored.keys() - vars(Args()).keys():
+                print(f"{path}: left out {name}={stored.pop(name)}: this script has no such argument", file=sys.stderr)
             args = tyro.cli(Args, default=Args(**{x: stored[x] for x in stored if x not in NOT_RESTORED}))
         train(args) if args.evaluate is None else evaluate_checkpoint(args)
     except (UsageError, FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:

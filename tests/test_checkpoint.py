@@ -107,7 +107,7 @@ def test_training_that_was_stopped_and_resumed_is_as_long_as_training_in_one_go(
 
     folder = interrupt(monkeypatch, dataclasses.replace(args, run_dir=str(tmp_path / "cut")), 80)
     out = capsys.readouterr().out
-    assert out.endswith(f"interrupted at step 128; go on with: python ppo_atari.py --resume {folder}\n")
+    assert out.endswith(f"interrupted at step 128; go on with: {sys.executable} ppo_atari.py --resume {folder}\n")
     stopped = load(folder)
     assert (stopped["counters"]["global_step"], updates_of(stopped)) == (128, 8)
     assert [step for step, _ in scalars(folder)["losses/value_loss"]] == [64, 128]
@@ -405,11 +405,11 @@ def test_a_signal_ends_a_run_and_its_environments_in_order(tmp_path, monkeypatch
     # The log of losses ends where the checkpoint does.
     assert scalars(folder)["losses/value_loss"][-1][0] == step
     last = out.splitlines()[-1]
-    assert last.startswith(f"interrupted at step {step:,}; go on with: python ")
+    assert last.startswith(f"interrupted at step {step:,}; go on with: ")
     if signum == signal.SIGINT:
         # It works as it stands, in the same folder, here with what makes it end at once.
         python, path, *flags = shlex.split(last.split("go on with: ")[1])
-        assert (python, path) == ("python", str(ROOT / "ppo_atari.py"))
+        assert (python, path) == (sys.executable, str(ROOT / "ppo_atari.py"))
         monkeypatch.chdir(tmp_path)
         command_line(monkeypatch, *flags, f"--total-timesteps={step}", *SHORT)
         out, err = capsys.readouterr()
@@ -664,8 +664,8 @@ def change_in(part, **values):
     return lambda content: content[part].update(values)
 
 
-def spoil_moments(content):
-    content["optimizer"]["state"][0]["exp_avg"] = torch.zeros(3, 3)
+def change_moments(moments):
+    return lambda content: content["optimizer"]["state"][0].update(exp_avg=moments)
 
 
 BOTH, RESUME = ("--resume", "--evaluate"), ("--resume",)
@@ -681,7 +681,16 @@ BOTH, RESUME = ("--resume", "--evaluate"), ("--resume",)
     (change_in("agent", **{"trunk.1.weight": torch.zeros(512, 65)}), "size mismatch for trunk.1.weight", BOTH),
     (change_in("agent", **{"actor.weight": [1, 2]}), "", BOTH),
     (lambda content: content["agent"].pop("actor.bias"), "actor.bias", BOTH),
-    (spoil_moments, "optimizer has other shapes", RESUME),
+    (lambda content: content["agent"]["critic.bias"].fill_(torch.nan), "a weight is not finite", BOTH),
+    (lambda content: content.pop("counters"), "counters", BOTH),
+    (change(counters=[1]), "", BOTH),
+    (change(counters={}), "its counters are not whole", BOTH),
+    (change_in("args", gamma="high"), "its gamma is of another type", BOTH),
+    (change_in("args", num_envs=[1, 2]), "its num_envs is of another type", BOTH),
+    (change_in("args", eval_episodes=None), "its eval_episodes is of another type", BOTH),
+    (change_moments(torch.zeros(3, 3)), "optimizer has other shapes", RESUME),
+    (change_moments(torch.tensor(0.0)), "optimizer has other shapes", RESUME),
+    (change_moments(0.0), "", RESUME),
     (lambda content: content["optimizer"].pop("param_groups"), "param_groups", RESUME),
     (change(optimizer={"state": {}, "param_groups": []}), "param", RESUME),
     (change(optimizer=[]), "", RESUME),
@@ -700,6 +709,26 @@ def test_a_file_of_another_program_is_refused(tmp_path, monkeypatch, capsys, con
     refused(monkeypatch, capsys, tmp_path / "other.pt", flag="--evaluate")
 
 
+def test_a_stored_number_out_of_range_is_refused_before_environments_are_made(finished, tmp_path, monkeypatch, capsys):
+    content = load(finished)
+    content["args"]["num_envs"] = 10_000_000
+    torch.save(content, tmp_path / "latest.pt")
+    monkeypatch.setattr(script, "make_envs", lambda *_: pytest.fail("an environment was made"))
+    for flag, path in (("--evaluate", tmp_path / "latest.pt"), ("--resume", tmp_path)):
+        # The batch of a run that goes on is looked at first, unless it fits.
+        rest = ["--num-steps=32"] if flag == "--evaluate" else []
+        status, line = failed(monkeypatch, capsys, flag, str(path), "--total-timesteps=320000000", *SHORT, *rest)
+        assert (status, line) == (2, "error: --num-envs 10000000 must be between 1 and 10,000\n")
+
+
+def test_whole_numbers_stand_for_others(finished, tmp_path, monkeypatch):
+    """As they come where a user's own program calls `train` with Args(gamma=1)."""
+    content = load(finished)
+    content["args"]["gamma"] = 1
+    torch.save(content, tmp_path / "latest.pt")
+    assert arguments_of(monkeypatch, "--resume", str(tmp_path)).gamma == 1
+
+
 def test_another_environment_is_refused(copied, monkeypatch, capsys):
     """A stack of 4 images, where the checkpoint has single ones."""
     flags = ("--env-id=small_envs:RampColour-v0",)
@@ -713,7 +742,7 @@ def test_renamed_arguments_are_named_and_left_out(finished, tmp_path, monkeypatc
     torch.save(content, tmp_path / "latest.pt")
     assert arguments_of(monkeypatch, "--resume", str(tmp_path)).clip_coef == 0.1
     err = capsys.readouterr().err
-    assert err == f"{tmp_path}: left out arguments that this script does not have: {{'clip_range': 0.6}}\n"
+    assert err == f"{tmp_path}: left out clip_range=0.6: this script has no such argument\n"
 
 
 # ----- Evaluation and agent files -----

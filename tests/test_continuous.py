@@ -280,12 +280,13 @@ def test_gradients_are_clipped_to_their_common_length(tmp_path, monkeypatch, max
     assert lengths == pytest.approx(right, rel=1e-3) if max_grad_norm < 1 else logged == pytest.approx(np.mean(lengths))
 
 
+@pytest.mark.parametrize("script", [ppo, rpo])
 @pytest.mark.parametrize(("norm_adv", "clip_vloss"), [(True, True), (False, False)])
 @torch.no_grad()
-def test_the_loss_of_a_minibatch_is_that_of_its_formulas(norm_adv, clip_vloss):
+def test_the_loss_of_a_minibatch_is_that_of_its_formulas(script, norm_adv, clip_vloss):
     """The policy is N(0.3, 0.6) for every observation, in two dimensions; all else is drawn."""
     flags = {"norm_adv": norm_adv, "clip_vloss": clip_vloss, "clip_coef": 0.2, "ent_coef": 0.7, "vf_coef": 0.4}
-    agent = new_agent([-1.0] * 2, [1.0] * 2)
+    agent = new_agent([-1.0] * 2, [1.0] * 2, script=script)
     agent.log_std.fill_(math.log(0.6))
     agent.actor[-1].bias.fill_(0.3)
     agent.actor[-1].weight.zero_()
@@ -296,7 +297,8 @@ def test_the_loss_of_a_minibatch_is_that_of_its_formulas(norm_adv, clip_vloss):
     old_values, returns = values + rng.normal(0, 0.4, (2, 50))
     logprobs = (-0.5 * ((samples - 0.3) / 0.6) ** 2 - math.log(0.6 * math.sqrt(2 * math.pi))).sum(1)
     minibatch = [torch.from_numpy(x).float() for x in (obs, samples, logprobs - drift, old_values, advantages, returns)]
-    loss, terms = ppo.minibatch_loss(agent, ppo.Args(**flags), minibatch)
+    minibatch += [torch.zeros(50, 2)] if script is rpo else []  # RPO's noise on the means
+    loss, terms = script.minibatch_loss(agent, script.Args(**flags), minibatch)
     if norm_adv:
         advantages = (advantages - advantages.mean()) / advantages.std(ddof=1)
     ratio = np.exp(drift)
@@ -322,6 +324,13 @@ def test_each_pass_over_a_batch_visits_each_sample_once_and_in_another_order(tmp
     assert len({tuple(x) for x in first}) == 64
     assert sorted(first) == sorted(second)
     assert len({frozenset(map(tuple, x)) for x in minibatches}) == 8
+
+
+@pytest.mark.parametrize("script", [ppo, rpo])
+def test_a_target_of_0_is_refused(script):
+    """FAULTS 14: where it were tested for its truth, it would switch the stop off."""
+    with pytest.raises(script.UsageError, match=r"--target-kl 0\.0 must be between 1e-12 and inf"):
+        script.Args(target_kl=0.0).check()
 
 
 @pytest.mark.parametrize(("target_kl", "minibatches", "updates"), [(None, 8, 8), (1e9, 8, 8), (1e-5, 4, 2)])
@@ -414,9 +423,10 @@ class Clock(Line):
         return super()._obs(spoilt) + 1.7e9
 
 
-def test_a_large_offset_is_taken_off_before_anything_is_rounded(tmp_path, monkeypatch):
+@pytest.mark.parametrize("script", [ppo, rpo])
+def test_a_large_offset_is_taken_off_before_anything_is_rounded(script, tmp_path, monkeypatch):
     """FAULTS 267: in float32, whose step there is 128, all scaled observations were 0."""
-    agent = new_agent()
+    agent = new_agent(script=script)
     obs = 1.7e9 + np.random.default_rng(1).standard_normal((1000, 2))
     for part in np.split(obs, 4):
         agent.obs_statistics.update(torch.from_numpy(part))
@@ -426,9 +436,10 @@ def test_a_large_offset_is_taken_off_before_anything_is_rounded(tmp_path, monkey
     np.testing.assert_allclose(scaled.numpy(), right, rtol=0, atol=2e-6)
     assert scaled.std().item() == pytest.approx(1, abs=1e-3)
     # And from an environment to the update: the second iteration has the statistics of the first one's 64 steps.
+    monkeypatch.delitem(gym.registry, "Clock-v0", raising=False)
     gym.register("Clock-v0", entry_point=Clock, disable_env_checker=True)
-    losses = recorded(monkeypatch, ppo, "minibatch_loss")
-    ppo.train(tiny(tmp_path, env_id="Clock-v0"))
+    losses = recorded(monkeypatch, script, "minibatch_loss")
+    script.train(tiny(tmp_path, script, env_id="Clock-v0"))
     raw = np.array([0, 1, 2] * 11)[:32]
     found = torch.cat([minibatch[0] for (_, _, minibatch), _ in losses[4:6]])[:, 0].unique()
     np.testing.assert_allclose(found.numpy(), (np.arange(3) - raw.mean()) / raw.std(), atol=2e-6)
@@ -607,7 +618,7 @@ def test_a_resumed_run_keeps_its_batch(tmp_path, monkeypatch, capsys):
     flags = ["--resume", str(only_run(tmp_path)), "--total-timesteps=256"]
     status, _, err = command(monkeypatch, capsys, *flags, "--num-envs=4")
     assert (status, err.count("\n")) == (2, 1)
-    assert "--num-envs times --num-steps, the batch, must stay what it was" in err
+    assert "--num-envs times --num-steps must not change" in err
     assert command(monkeypatch, capsys, *flags, "--num-envs=4", "--num-steps=16")[0] == 0
     assert load(only_run(tmp_path) / "latest.pt")["counters"]["global_step"] == 256
 
@@ -626,7 +637,7 @@ INTEGERS = '{"low": [0], "high": [3], "action_dtype": "int64"}'
         (["--env-id=Pendulun-v1", "--capture-video"], ["the nearest ids: Pendulum-v1"]),
         (["--hidden-sizes", "64", "0"], ["--hidden-sizes 0 must be between 1 and 10,000"]),
         (["--num-minibatches=3"], ["--num-minibatches must divide num_envs * num_steps = 2048"]),
-        (["--num-minibatches=2048"], ["one sample in each"]),
+        (["--num-minibatches=2048"], ["must divide num_envs * num_steps = 2048, and be less"]),
         (["--total-timesteps=100"], ["--total-timesteps 100 must be between 2,048 and inf"]),
         (["--log-std-init=3"], ["--log-std-init 3.0 must be between -5 and 2"]),
         (["--gamma=1.5"], ["--gamma 1.5 must be between 0 and 1"]),

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import math
 import signal
+import sys
 from copy import deepcopy
 from types import SimpleNamespace
 
@@ -596,7 +597,7 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch, capsys, memor
     straight = only_run(tmp_path / "straight")
     capsys.readouterr()
     folder = interrupt(monkeypatch, tiny(tmp_path / "cut", save_replay=memory), 75)
-    go_on = f"interrupted at step 150; go on with: python dqn_cartpole_vec.py --resume {folder}\n"
+    go_on = f"interrupted at step 150; go on with: {sys.executable} dqn_cartpole_vec.py --resume {folder}\n"
     assert go_on in capsys.readouterr().out
     stopped = load(folder)
     # Updates at 44, 48, ..., 148.

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import signal
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -417,7 +418,10 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch, capsys, memor
     straight = only_run(tmp_path / "straight")
     capsys.readouterr()
     folder = interrupt(monkeypatch, tiny(tmp_path / "cut", save_replay=memory), 75)
-    assert f"interrupted at step 150; go on with: python dqn_atari.py --resume {folder}\n" in capsys.readouterr().out
+    assert (
+        f"interrupted at step 150; go on with: {sys.executable} dqn_atari.py --resume {folder}\n"
+        in capsys.readouterr().out
+    )
     stopped = load(folder)
     # Updates at 44, 48, ..., 148.
     assert (stopped["counters"]["global_step"], updates_of(stopped)) == (150, 27)

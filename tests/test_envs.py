@@ -1336,10 +1336,9 @@ def test_the_examples_of_the_page_are_trained_by_a_script(command, recipes, tmp_
     for package in PACKAGES.get(env_id.split(":")[0], []):
         pytest.importorskip(package, exc_type=ImportError)
     monkeypatch.chdir(recipes)
+    monkeypatch.syspath_prepend(recipes)  # before a user's files of these names, beside the scripts
     if "my_envs" in env_id:
-        with monkeypatch.context() as patch:
-            patch.syspath_prepend(recipes)
-            check_env(gym.make(env_id).unwrapped)
+        check_env(gym.make(env_id).unwrapped)
     flags += ["--no-progress", "--no-cuda", "--threads=1", "--eval-episodes=1", "--eval-every=0"]
     is_slow = re.search("CarRacing|CarSkip", env_id) is not None
     if is_slow:  # its own limit is 1,000 steps

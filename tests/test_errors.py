@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import sys
 from types import SimpleNamespace
 
@@ -268,7 +269,7 @@ def test_weights_and_biases_without_a_login_is_one_line_and_no_folder(tmp_path, 
 
 # ----- Paths -----
 @pytest.mark.parametrize("flag", ["--resume", "--evaluate"])
-@pytest.mark.parametrize("path", ["", "empty", "nowhere/x.pt", "notes.txt"])
+@pytest.mark.parametrize("path", ["", "empty", "nowhere/x.pt", "notes.txt", "x" * 300])
 def test_a_path_without_a_checkpoint_is_refused(monkeypatch, capsys, tmp_path, flag, path):
     """An empty path is what an unset variable of the shell leaves."""
     (tmp_path / "empty").mkdir()
@@ -293,15 +294,12 @@ def test_a_folder_without_permission_is_refused(monkeypatch, capsys, tmp_path):
     assert refused(monkeypatch, capsys, "--run-dir=locked").startswith("error: --run-dir locked: ")
 
 
-@pytest.mark.parametrize("flag", ["--run-dir", "--exp-name"])
+@pytest.mark.parametrize("flag", ["--run-dir", "--exp-name", "--wandb-entity"])
 def test_a_name_that_is_not_utf8_is_refused(monkeypatch, capsys, tmp_path, flag):
     """As python gets the byte 255 from the command line."""
     sys.stderr.reconfigure(errors="backslashreplace")  # as it is outside of the tests
     line = refused(monkeypatch, capsys, f"{flag}=z\udcff")
-    assert line.endswith(
-        "'utf-8' codec can't encode character '\\udcff' in position "
-        f"{1 if flag == '--run-dir' else 5}: surrogates not allowed\n"
-    )
+    assert re.search(r"'utf-8' codec can't encode character '\\udcff' in position \d+: surrogates not allowed\n$", line)
     assert list(tmp_path.iterdir()) == []
 
 

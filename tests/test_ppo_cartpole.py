@@ -171,6 +171,8 @@ def test_a_logged_loss_is_the_mean_over_all_minibatches_of_passes_over_every_ste
 
     def noting_policy_loss(ratio, *rest):
         ratios.append(ratio.detach())
+        # Advantages are normalised in each minibatch.
+        assert (rest[0].mean().item(), rest[0].std().item()) == pytest.approx((0, 1), abs=1e-3)
         pg_losses.append(policy_loss(ratio, *rest))
         return pg_losses[-1]
 
@@ -284,7 +286,7 @@ def test_another_batch_size_is_refused(tmp_path, monkeypatch, capsys):
     flags = ("--resume", str(only_run(tmp_path)), "--num-envs=4", "--total-timesteps=1000", "--no-cuda")
     monkeypatch.setattr(script, "make_envs", lambda *_: pytest.fail("an environment was made"))
     status, text = failed(script, monkeypatch, capsys, *flags)
-    message = "error: --num-envs times --num-steps, the batch, must stay what it was\n"
+    message = "error: --num-envs times --num-steps must not change\n"
     assert (status, text) == (2, message)
 
 

@@ -5,6 +5,7 @@ Shared text, as checkpoints, evaluations and the checks of environments, is test
 
 import itertools
 import math
+import sys
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -573,7 +574,7 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
         command_line(script, monkeypatch, *flags_of(tiny(tmp_path / "cut", "VectorSignalAt")))
     assert exit_info.value.code == 143
     folder, straight = only_run(tmp_path / "cut"), only_run(tmp_path / "straight")
-    command = f"interrupted at step 60; go on with: python reinforce_bullet_cartpole.py --resume {folder}\n"
+    command = f"interrupted at step 60; go on with: {sys.executable} reinforce_bullet_cartpole.py --resume {folder}\n"
     assert command in capsys.readouterr().out
     # The update that was under way is dropped, with the episodes that had ended.
     counters = load(folder)["counters"]

@@ -128,6 +128,23 @@ def test_a_run_trains_goes_on_and_is_evaluated(name, tmp_path, monkeypatch, caps
     assert [step for step, _ in logged["eval/return_mean"]] == steps
 
 
+@every_script
+def test_storage_beyond_the_free_memory_is_refused(name, tmp_path, monkeypatch):
+    script, args = small_run(name, tmp_path / "runs")
+    monkeypatch.setattr(script.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=0))
+    with pytest.raises(script.UsageError, match=r"^storage: [\d.,]+ MiB; free on cpu: 0\.0 MiB; lower --"):
+        script.train(args)
+    assert not (tmp_path / "runs").exists()
+
+
+@every_script
+def test_a_run_of_no_steps_is_refused(name, tmp_path):
+    script, args = small_run(name, tmp_path)
+    (total,) = {"total_timesteps", "total_episodes"} & vars(args).keys()
+    with pytest.raises(script.UsageError, match=f"^--{total.replace('_', '-')} 0 must be between "):
+        dataclasses.replace(args, **{total: 0}).check()
+
+
 @pytest.mark.parametrize("every", [0, 10**9], ids=["only one", "last of several"])
 @every_script
 def test_an_evaluation_at_the_end_is_made_up_for(name, tmp_path, monkeypatch, every):
