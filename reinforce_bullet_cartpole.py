@@ -447,8 +447,9 @@ class Run:
         if step > 0:
             seed_everything(self.env_seed)  # random streams are not stored, nor environments: new episodes start
         about = {"args": asdict(args), "command": shlex.join([Path(sys.executable).name, *sys.argv])}
-        versions = {x.__name__: x.__version__ for x in (torch, np, gym)} | {"python": sys.version.split()[0]}
-        versions |= {d.name: d.version for x in ("ale-py", "pybullet", "pybullet-arm64") for d in distributions(name=x)}
+        packages = ("ale-py", "pybullet", "pybullet-arm64", "box2d", "mujoco")
+        versions = {d.name: d.version for x in packages for d in distributions(name=x)}
+        versions |= {x.__name__: x.__version__ for x in (torch, np, gym)} | {"python": sys.version.split()[0]}
         status, head = subprocess.getstatusoutput(f"git -C {shlex.quote(Path(__file__).parent.as_posix())} rev-parse @")
         about["device"] = torch.cuda.get_device_name() if args.cuda and torch.cuda.is_available() else "cpu"
         about |= {"git_commit": None if status else head, "global_step": step, "versions": versions}
@@ -594,8 +595,7 @@ def check_limits(args: Args, limits: dict[str, tuple[float, float]]) -> None:
 def check_memory(num_bytes: int, device: torch.device, flag: str) -> None:
     """Says what the storage takes; raises a UsageError, which names the flag, if the device has less free memory."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    sizes = f"storage: {num_bytes / 2**20:,.1f} MiB; free on {device}: {free / 2**20:,.1f} MiB"
-    print(sizes, flush=True)
+    print(sizes := f"storage: {num_bytes / 2**20:,.1f} MiB; free on {device}: {free / 2**20:,.1f} MiB", flush=True)
     require(num_bytes <= free, f"{sizes}; lower --{flag}")
 
 

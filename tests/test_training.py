@@ -258,8 +258,10 @@ def test_target_kl_ends_an_update_early(tmp_path, monkeypatch, target_kl, miniba
 # ----- What a run leaves behind -----
 def test_a_run_folder_holds_what_belongs_to_the_run(tmp_path, monkeypatch, capsys):
     args = tiny(tmp_path / "my runs", seed=7, exp_name="two words", gamma=0.875)
-    (tmp_path / "pybullet_arm64-9.9.dist-info").mkdir()
-    (tmp_path / "pybullet_arm64-9.9.dist-info" / "METADATA").write_text("Name: pybullet-arm64\nVersion: 9.9\n")
+    for name in ("pybullet_arm64", "mujoco"):
+        (tmp_path / f"{name}-9.9.dist-info").mkdir()
+        text = f"Name: {name.replace('_', '-')}\nVersion: 9.9\n"
+        (tmp_path / f"{name}-9.9.dist-info" / "METADATA").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     command_line(ppo_atari, monkeypatch, *flags_of(args))
     folder = only_run(tmp_path / "my runs")
@@ -277,7 +279,7 @@ def test_a_run_folder_holds_what_belongs_to_the_run(tmp_path, monkeypatch, capsy
     # With the local part that tells builds apart, as in 2.14.1+cu130.
     versions |= {package.__name__.replace("_", "-"): package.__version__ for package in (torch, gym, np, ale_py)}
     # PyBullet's fork, which takes its place on other systems, has another name.
-    versions |= {"pybullet-arm64": "9.9"}
+    versions |= {"pybullet-arm64": "9.9", "mujoco": "9.9"}
     assert {**versions, **about["versions"]} == about["versions"]
     git = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
     assert about["git_commit"] == (git.stdout.strip() if git.returncode == 0 else None)
