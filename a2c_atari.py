@@ -135,7 +135,7 @@ def find_spec(env_id: str) -> EnvSpec:
 
 
 def is_atari(spec: EnvSpec) -> bool:
-    """Says whether the environment is one of ale-py's games."""
+    """Says whether the environment is one of ale-py's games; raises a UsageError where it skips frames at random."""
     if isinstance(spec.kwargs.get("frameskip"), tuple):
         game = spec.id.split("-")[0]
         raise UsageError(f"it skips frames at random; use {game}NoFrameskip-v4 or ALE/{game}-v5")
@@ -258,7 +258,7 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> Vect
     """Returns parallel environments, for training and evaluation alike."""
     spec = find_spec(args.env_id)
     if is_atari(spec) and args.backend == "ale" and not render_mode:
-        native = not spec.max_episode_steps and not json.loads(args.env_kwargs)
+        native = not spec.max_episode_steps and json.loads(args.env_kwargs) == {}
         require(native, "--env-kwargs, and ids with a time limit of their own, need --backend gymnasium")
         return NativeAtariEnv(spec, num_envs, args.threads)
     make = AsyncVectorEnv if args.vector == "async" else SyncVectorEnv
@@ -331,7 +331,7 @@ def compute_gae(
 
 
 # ----- Evaluation -----
-EVAL_MAX_STEPS = 27_000  # longest episode of an environment without a limit; ale-py's, less up to 8 steps of no-ops
+EVAL_MAX_STEPS = 27_000  # longest episode where nothing else limits it; ale-py's too, up to 8 of them for no-ops
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
@@ -354,7 +354,7 @@ def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film:
 
 @torch.no_grad()
 def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film: Path | None = None) -> dict:
-    """Returns arrays (E,) of "return", "length" and measures; episode i has seed + i, folder film gets the first 3."""
+    """Returns arrays over the episodes: "return", "length", measures; episode i has seed + i, film gets the first 3."""
     seeds = range(seed, seed + args.eval_episodes)
     # Training's random streams stay as they were; users' environments may draw from python's and numpy's.
     streams = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -376,8 +376,8 @@ def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.d
         print(f"videos: {film}, of the first episodes, on gymnasium's environments, which draw", flush=True)
     evaluation = evaluate(agent, args, args.seed + 20_000, device, film)
     scores, lengths = evaluation["return"], evaluation["length"]
-    for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
-        print(f"episode {i}: return={score:g} length={length:g}{', at the cap' if length > EVAL_MAX_STEPS - 8 else ''}")
+    for i, (score, n) in enumerate(zip(scores, lengths, strict=True)):
+        print(f"episode {i}: return={score:g} length={n:g}{', at the cap' if 0 <= EVAL_MAX_STEPS - n < 8 else ''}")
     numbers = {"mean": scores.mean(), "std": scores.std(), "min": scores.min(), "max": scores.max()}
     numbers |= {"episodes": len(scores), "mean_length": lengths.mean()}
     numbers |= {name: np.nanmean(x) for name, x in evaluation.items() if name not in ("return", "length")}
@@ -399,11 +399,11 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
     before = load_checkpoint(args.resume)["args"] if args.resume is not None else asdict(args)
     require(before["num_envs"] * before["num_steps"] == args.batch_size, "--num-envs times --num-steps must not change")
     device = prepare(args)
-    if device.type == "cpu" and not args.amp and torch.cpu._is_avx512_bf16_supported():
+    if device.type == "cpu" and not args.amp and torch.cpu.get_capabilities().get("avx512_bf16"):
         print("hint: --amp is faster here", flush=True)
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         # Freed memory stays here, since each update asks for as much: page faults took a fifth of the speed.
-        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+        libc.mallopt(-3, 2**30) or libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD; older ones take 32 MiB at most
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
     with ExitStack() as cleanup:
         envs = cleanup.enter_context(closing(make_envs(args, args.num_envs)))

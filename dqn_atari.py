@@ -87,7 +87,7 @@ class Args:
     vector: Literal["sync", "async"] = "sync"  # gymnasium's environments step in this process, or in one each
     num_envs: int = 8  # parallel environments, N
 
-    buffer_size: int = 1_000_000  # transitions that the replay memory holds
+    buffer_size: int = 1_000_000  # transitions that the replay memory holds; of single frames, ends of episodes too
     batch_size: int = 32  # transitions of one update, M
     learning_starts: int = 80_000  # steps before the first update; after a resume without replay memory as many again
     replay_on_device: bool = False  # keep the frames on the GPU, which spares copies; 6.6 GiB for a million
@@ -140,7 +140,7 @@ def find_spec(env_id: str) -> EnvSpec:
 
 
 def is_atari(spec: EnvSpec) -> bool:
-    """Says whether the environment is one of ale-py's games."""
+    """Says whether the environment is one of ale-py's games; raises a UsageError where it skips frames at random."""
     if isinstance(spec.kwargs.get("frameskip"), tuple):
         game = spec.id.split("-")[0]
         raise UsageError(f"it skips frames at random; use {game}NoFrameskip-v4 or ALE/{game}-v5")
@@ -263,7 +263,7 @@ def make_envs(args: Args, num_envs: int, render_mode: str | None = None) -> Vect
     """Returns parallel environments, for training and evaluation alike."""
     spec = find_spec(args.env_id)
     if is_atari(spec) and args.backend == "ale" and not render_mode:
-        native = not spec.max_episode_steps and not json.loads(args.env_kwargs)
+        native = not spec.max_episode_steps and json.loads(args.env_kwargs) == {}
         require(native, "--env-kwargs, and ids with a time limit of their own, need --backend gymnasium")
         return NativeAtariEnv(spec, num_envs, args.threads)
     make = AsyncVectorEnv if args.vector == "async" else SyncVectorEnv
@@ -416,8 +416,7 @@ def epsilon_greedy(q_values: Tensor, epsilon: float) -> Tensor:
     """
     num_envs, num_actions = q_values.shape
     explore = torch.rand(num_envs) < epsilon
-    random_action = torch.randint(num_actions, (num_envs,))
-    return torch.where(explore.to(q_values.device), random_action.to(q_values.device), q_values.argmax(-1))
+    return torch.where(explore, torch.randint(num_actions, (num_envs,)), q_values.argmax(-1).cpu())
 
 
 def td_targets(rewards: Tensor, terminations: Tensor, next_q: Tensor, next_target_q: Tensor, gamma: float) -> Tensor:
@@ -453,7 +452,7 @@ def update_target(q_network: nn.Module, target_network: nn.Module, tau: float) -
 
 
 # ----- Evaluation -----
-EVAL_MAX_STEPS = 27_000  # longest episode of an environment without a limit; ale-py's, less up to 8 steps of no-ops
+EVAL_MAX_STEPS = 27_000  # longest episode where nothing else limits it; ale-py's too, up to 8 of them for no-ops
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
@@ -476,7 +475,7 @@ def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film:
 
 @torch.no_grad()
 def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film: Path | None = None) -> dict:
-    """Returns arrays (E,) of "return", "length" and measures; episode i has seed + i, folder film gets the first 3."""
+    """Returns arrays over the episodes: "return", "length", measures; episode i has seed + i, film gets the first 3."""
     seeds = range(seed, seed + args.eval_episodes)
     # Training's random streams stay as they were; users' environments may draw from python's and numpy's.
     streams = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -498,8 +497,8 @@ def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.d
         print(f"videos: {film}, of the first episodes, on gymnasium's environments, which draw", flush=True)
     evaluation = evaluate(agent, args, args.seed + 20_000, device, film)
     scores, lengths = evaluation["return"], evaluation["length"]
-    for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
-        print(f"episode {i}: return={score:g} length={length:g}{', at the cap' if length > EVAL_MAX_STEPS - 8 else ''}")
+    for i, (score, n) in enumerate(zip(scores, lengths, strict=True)):
+        print(f"episode {i}: return={score:g} length={n:g}{', at the cap' if 0 <= EVAL_MAX_STEPS - n < 8 else ''}")
     numbers = {"mean": scores.mean(), "std": scores.std(), "min": scores.min(), "max": scores.max()}
     numbers |= {"episodes": len(scores), "mean_length": lengths.mean()}
     numbers |= {name: np.nanmean(x) for name, x in evaluation.items() if name not in ("return", "length")}
@@ -519,19 +518,19 @@ def evaluate_checkpoint(args: Args) -> None:
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
     """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run."""
     device = prepare(args)
-    if device.type == "cpu" and not args.amp and torch.cpu._is_avx512_bf16_supported():
+    if device.type == "cpu" and not args.amp and torch.cpu.get_capabilities().get("avx512_bf16"):
         print("hint: --amp is faster here", flush=True)
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         # Freed memory stays here, since each minibatch asks for as much: page faults took a fifth of the speed.
-        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+        libc.mallopt(-3, 2**30) or libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD; older ones take 32 MiB at most
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
     with ExitStack() as cleanup:
         with make_env(args) as env:
             obs_shape = env.observation_space.shape
             # An environment's own images are no stack of frames that is made here.
             stack = 4 if isinstance(env.env, gym.wrappers.FrameStackObservation) else 1
-        # A row is one frame, and 17 bytes of numbers.
         replay_device = device if args.replay_on_device else torch.device("cpu")
+        # A row is one frame, and 17 bytes of numbers.
         check_memory(args.buffer_size * (math.prod(obs_shape) // stack + 17), replay_device, "buffer-size")
         replay = ReplayBuffer(args.buffer_size, args.num_envs, obs_shape, stack, replay_device)
 

@@ -91,7 +91,7 @@ class Args:
     num_envs: int = 4  # parallel environments, N
     max_episode_steps: int | None = None  # time limit in place of the environment's own, in steps; 0: 27,000
 
-    buffer_size: int = 100_000  # transitions that the replay memory holds
+    buffer_size: int = 100_000  # transitions that the replay memory holds; of single frames, ends of episodes too
     batch_size: int = 64  # transitions of one update, M
     learning_starts: int = 1_000  # steps before the first update; after a resume without replay memory as many again
     save_replay: bool = False  # keep the replay memory in latest.pt, so that a resumed run learns on at once
@@ -232,10 +232,9 @@ class Agent(nn.Module):
     def __init__(self, args: Args, envs: VectorEnv) -> None:
         super().__init__()
         self.epsilon = args.end_e
-        sizes, layers = [envs.single_observation_space.shape[0], *args.hidden_sizes], []
-        for size, next_size in itertools.pairwise(sizes):
-            layers += [nn.Linear(size, next_size), nn.ReLU(inplace=True)]
-        self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], int(envs.single_action_space.n)))
+        sizes = (envs.single_observation_space.shape[0], *args.hidden_sizes)
+        hidden = [x for pair in itertools.pairwise(sizes) for x in (nn.Linear(*pair), nn.ReLU(inplace=True))]
+        self.layers = nn.Sequential(*hidden, nn.Linear(sizes[-1], int(envs.single_action_space.n)))
 
     def forward(self, obs: Tensor) -> Tensor:
         """Returns the values (M, A) of the actions for observations (M, O)."""
@@ -299,8 +298,7 @@ def epsilon_greedy(q_values: Tensor, epsilon: float) -> Tensor:
     """
     num_envs, num_actions = q_values.shape
     explore = torch.rand(num_envs) < epsilon
-    random_action = torch.randint(num_actions, (num_envs,))
-    return torch.where(explore.to(q_values.device), random_action.to(q_values.device), q_values.argmax(-1))
+    return torch.where(explore, torch.randint(num_actions, (num_envs,)), q_values.argmax(-1).cpu())
 
 
 def td_targets(rewards: Tensor, terminations: Tensor, next_q: Tensor, next_target_q: Tensor, gamma: float) -> Tensor:
@@ -346,7 +344,7 @@ def quality(evaluation: dict[str, np.ndarray]) -> list[float]:
 
 
 # ----- Evaluation -----
-EVAL_MAX_STEPS = 27_000  # longest episode of an environment without a limit; ale-py's, less up to 8 steps of no-ops
+EVAL_MAX_STEPS = 27_000  # longest episode where nothing else limits it; ale-py's too, up to 8 of them for no-ops
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
@@ -369,7 +367,7 @@ def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film:
 
 @torch.no_grad()
 def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film: Path | None = None) -> dict:
-    """Returns arrays (E,) of "return", "length" and measures; episode i has seed + i, folder film gets the first 3."""
+    """Returns arrays over the episodes: "return", "length", measures; episode i has seed + i, film gets the first 3."""
     seeds = range(seed, seed + args.eval_episodes)
     # Training's random streams stay as they were; users' environments may draw from python's and numpy's.
     streams = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -391,8 +389,8 @@ def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.d
         print(f"videos: {film}, of the first episodes, on gymnasium's environments, which draw", flush=True)
     evaluation = evaluate(agent, args, args.seed + 20_000, device, film)
     scores, lengths = evaluation["return"], evaluation["length"]
-    for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
-        print(f"episode {i}: return={score:g} length={length:g}{', at the cap' if length > EVAL_MAX_STEPS - 8 else ''}")
+    for i, (score, n) in enumerate(zip(scores, lengths, strict=True)):
+        print(f"episode {i}: return={score:g} length={n:g}{', at the cap' if 0 <= EVAL_MAX_STEPS - n < 8 else ''}")
     numbers = {"mean": scores.mean(), "std": scores.std(), "min": scores.min(), "max": scores.max()}
     numbers |= {"episodes": len(scores), "mean_length": lengths.mean()}
     numbers |= {name: np.nanmean(x) for name, x in evaluation.items() if name not in ("return", "length")}

@@ -64,7 +64,7 @@ from tqdm import tqdm
 # ----- Arguments -----
 @dataclass(frozen=True)
 class Args:
-    """DQN on the pictures that an environment draws; a step is a decision, of --frame-skip steps of the environment."""
+    """DQN on the pictures that an environment draws; a step is a decision, which takes --frame-skip raw steps."""
 
     exp_name: str = Path(__file__).stem  # name of the experiment, part of the run folder's name
     seed: int = 1  # seeds python, numpy, torch, the environments and their action spaces
@@ -95,9 +95,9 @@ class Args:
     stack: int = 6  # frames that an observation shows, the newest and those before, S
     differences: bool = False  # the network sees the newest frame, and of those before their differences to the next
     show_action: bool = True  # a row below the picture shows the last action, which the picture does not show yet
-    reference_line: bool = False  # draw a vertical line at the centre of the picture
+    reference_line: bool = False  # draw a vertical line at the centre of what was cropped
 
-    buffer_size: int = 100_000  # transitions that the replay memory holds
+    buffer_size: int = 100_000  # transitions that the replay memory holds; of single frames, ends of episodes too
     batch_size: int = 128  # transitions of one update, M
     learning_starts: int = 1_000  # steps before the first update; after a resume without replay memory as many again
     save_replay: bool = False  # keep the replay memory in latest.pt, so that a resumed run learns on at once
@@ -294,10 +294,9 @@ class Agent(nn.Module):
     def __init__(self, args: Args, envs: VectorEnv) -> None:
         super().__init__()
         self.epsilon, self.differences = args.end_e, args.differences
-        sizes, layers = [math.prod(envs.single_observation_space.shape), *args.hidden_sizes], []
-        for size, next_size in itertools.pairwise(sizes):
-            layers += [nn.Linear(size, next_size), nn.ReLU(inplace=True)]
-        self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], int(envs.single_action_space.n)))
+        sizes = (math.prod(envs.single_observation_space.shape), *args.hidden_sizes)
+        hidden = [x for pair in itertools.pairwise(sizes) for x in (nn.Linear(*pair), nn.ReLU(inplace=True))]
+        self.layers = nn.Sequential(*hidden, nn.Linear(sizes[-1], int(envs.single_action_space.n)))
 
     def forward(self, obs: Tensor) -> Tensor:
         """Returns the values (M, A) of the actions for uint8 observations (M, S, H, W)."""
@@ -411,8 +410,7 @@ def epsilon_greedy(q_values: Tensor, epsilon: float) -> Tensor:
     """
     num_envs, num_actions = q_values.shape
     explore = torch.rand(num_envs) < epsilon
-    random_action = torch.randint(num_actions, (num_envs,))
-    return torch.where(explore.to(q_values.device), random_action.to(q_values.device), q_values.argmax(-1))
+    return torch.where(explore, torch.randint(num_actions, (num_envs,)), q_values.argmax(-1).cpu())
 
 
 def td_targets(rewards: Tensor, terminations: Tensor, next_q: Tensor, next_target_q: Tensor, gamma: float) -> Tensor:
@@ -448,7 +446,7 @@ def update_target(q_network: nn.Module, target_network: nn.Module, tau: float) -
 
 
 # ----- Evaluation -----
-EVAL_MAX_STEPS = 27_000  # longest episode of an environment without a limit; ale-py's, less up to 8 steps of no-ops
+EVAL_MAX_STEPS = 27_000  # longest episode where nothing else limits it; ale-py's too, up to 8 of them for no-ops
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
@@ -471,7 +469,7 @@ def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film:
 
 @torch.no_grad()
 def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film: Path | None = None) -> dict:
-    """Returns arrays (E,) of "return", "length" and measures; episode i has seed + i, folder film gets the first 3."""
+    """Returns arrays over the episodes: "return", "length", measures; episode i has seed + i, film gets the first 3."""
     seeds = range(seed, seed + args.eval_episodes)
     # Training's random streams stay as they were; users' environments may draw from python's and numpy's.
     streams = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -493,8 +491,8 @@ def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.d
         print(f"videos: {film}, of the first episodes, on gymnasium's environments, which draw", flush=True)
     evaluation = evaluate(agent, args, args.seed + 20_000, device, film)
     scores, lengths = evaluation["return"], evaluation["length"]
-    for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
-        print(f"episode {i}: return={score:g} length={length:g}{', at the cap' if length > EVAL_MAX_STEPS - 8 else ''}")
+    for i, (score, n) in enumerate(zip(scores, lengths, strict=True)):
+        print(f"episode {i}: return={score:g} length={n:g}{', at the cap' if 0 <= EVAL_MAX_STEPS - n < 8 else ''}")
     numbers = {"mean": scores.mean(), "std": scores.std(), "min": scores.min(), "max": scores.max()}
     numbers |= {"episodes": len(scores), "mean_length": lengths.mean()}
     numbers |= {name: np.nanmean(x) for name, x in evaluation.items() if name not in ("return", "length")}
@@ -516,12 +514,12 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
     device = prepare(args)
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         # Freed memory stays here, since each minibatch asks for as much: page faults took a fifth of the speed.
-        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+        libc.mallopt(-3, 2**30) or libc.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD; older ones take 32 MiB at most
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
     with ExitStack() as cleanup:
         envs = cleanup.enter_context(closing(make_envs(args, args.num_envs)))
-        # A row is one frame, and 17 bytes of numbers.
         memory, obs_shape = torch.device("cpu"), envs.single_observation_space.shape
+        # A row is one frame, and 17 bytes of numbers.
         check_memory(args.buffer_size * (math.prod(obs_shape) // args.stack + 17), memory, "buffer-size")
         replay = ReplayBuffer(args.buffer_size, args.num_envs, obs_shape, args.stack, memory)
         agent = Agent(args, envs).to(device)

@@ -91,7 +91,7 @@ class Args:
     num_minibatches: int = 8  # minibatches of one pass over the batch; B / num_minibatches samples each
     update_epochs: int = 10  # passes over each batch
     gae_lambda: float = 0.95  # lambda of GAE: 0 is one-step TD (low variance), 1 sums the whole rollout (low bias)
-    clip_coef: float = 0.2  # epsilon of the paper's equation 7; usually 0.1 to 0.3
+    clip_coef: float = 0.2  # epsilon of PPO's equation 7; usually 0.1 to 0.3
     ent_coef: float = 0.0  # weight of the entropy bonus; usually 0 to 0.05
     vf_coef: float = 0.5  # weight of the value loss
     max_grad_norm: float = 0.5  # longest gradient; longer ones are scaled down to it
@@ -115,7 +115,7 @@ class Args:
         }
         check_limits(self, limits)
         fits = self.batch_size % self.num_minibatches == 0 and self.num_minibatches < self.batch_size
-        require(fits, f"--num-minibatches must divide num_envs * num_steps = {self.batch_size}, and be less")
+        require(fits, f"--num-minibatches {self.num_minibatches} must divide {self.batch_size} = N * T, and be less")
 
 
 # ----- Environment -----
@@ -246,12 +246,12 @@ def compute_gae(
 
 
 def policy_loss(ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
-    """Returns the negated clipped objective, the paper's equation 7, as a mean over (M,) samples."""
+    """Returns the negated clipped objective, PPO's equation 7, as a mean over (M,) samples."""
     return torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)).mean()
 
 
 # ----- Evaluation -----
-EVAL_MAX_STEPS = 27_000  # longest episode of an environment without a limit; ale-py's, less up to 8 steps of no-ops
+EVAL_MAX_STEPS = 27_000  # longest episode where nothing else limits it; ale-py's too, up to 8 of them for no-ops
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
@@ -274,7 +274,7 @@ def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film:
 
 @torch.no_grad()
 def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film: Path | None = None) -> dict:
-    """Returns arrays (E,) of "return", "length" and measures; episode i has seed + i, folder film gets the first 3."""
+    """Returns arrays over the episodes: "return", "length", measures; episode i has seed + i, film gets the first 3."""
     seeds = range(seed, seed + args.eval_episodes)
     # Training's random streams stay as they were; users' environments may draw from python's and numpy's.
     streams = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -296,8 +296,8 @@ def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.d
         print(f"videos: {film}, of the first episodes, on gymnasium's environments, which draw", flush=True)
     evaluation = evaluate(agent, args, args.seed + 20_000, device, film)
     scores, lengths = evaluation["return"], evaluation["length"]
-    for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
-        print(f"episode {i}: return={score:g} length={length:g}{', at the cap' if length > EVAL_MAX_STEPS - 8 else ''}")
+    for i, (score, n) in enumerate(zip(scores, lengths, strict=True)):
+        print(f"episode {i}: return={score:g} length={n:g}{', at the cap' if 0 <= EVAL_MAX_STEPS - n < 8 else ''}")
     numbers = {"mean": scores.mean(), "std": scores.std(), "min": scores.min(), "max": scores.max()}
     numbers |= {"episodes": len(scores), "mean_length": lengths.mean()}
     numbers |= {name: np.nanmean(x) for name, x in evaluation.items() if name not in ("return", "length")}

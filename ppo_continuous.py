@@ -13,9 +13,9 @@ Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, with the details 
 Run:   python ppo_continuous.py --env-id Pendulum-v1
 Shapes: T steps, N envs, B = T * N, M minibatch, O observation dims, A action dims.
         Index t is the transition from obs[t]: dones[t] says that step t ended its episode (CleanRL's dones[t + 1]).
-Differs from the paper: the value loss is clipped, advantages are normalised in each minibatch, observations and rewards
-        are scaled by running statistics, as in OpenAI's code; a time limit is no end of the task, so the last value of
-        a truncated episode is bootstrapped.
+Differs from PPO's paper: the value loss is clipped, advantages are normalised in each minibatch, observations and
+        rewards are scaled by running statistics, as in OpenAI's code; a time limit is no end of the task, so the last
+        value of a truncated episode is bootstrapped.
 """
 
 import difflib
@@ -101,7 +101,7 @@ class Args:
     update_epochs: int = 10  # passes over each batch
     gae_lambda: float = 0.95  # lambda of GAE: 0 is one-step TD (low variance), 1 sums the whole rollout (low bias)
     norm_adv: bool = True  # normalise the advantages of each minibatch to mean 0, deviation 1
-    clip_coef: float = 0.2  # epsilon of the paper's equation 7; usually 0.1 to 0.3
+    clip_coef: float = 0.2  # epsilon of PPO's equation 7; usually 0.1 to 0.3
     clip_vloss: bool = True  # keep the value within clip_coef of its old estimate, as the policy's ratio is kept near 1
     ent_coef: float = 0.0  # weight of the entropy bonus; usually 0 to 0.05
     vf_coef: float = 0.5  # weight of the value loss
@@ -128,7 +128,7 @@ class Args:
         }
         check_limits(self, limits)
         fits = self.batch_size % self.num_minibatches == 0 and self.num_minibatches < self.batch_size
-        require(fits, f"--num-minibatches must divide num_envs * num_steps = {self.batch_size}, and be less")
+        require(fits, f"--num-minibatches {self.num_minibatches} must divide {self.batch_size} = N * T, and be less")
 
 
 # ----- Environment -----
@@ -196,8 +196,9 @@ def make_env(args: Args, render_mode: str | None = None, training_pid: int | Non
     require(fits, f"it has {found}; {others} uint8 images from 36 x 36 on and Discrete; envs/README.md tells more")
     env = RecordEpisodeStatistics(env, stats_key="whole_episode")
     # The agent gives any float32 vector. Where the bounds allow one action only, any number becomes that.
-    limits = ((box.low, -np.inf), (box.high, np.inf))
-    low, high = (np.where(box.low < box.high, *x).flatten().astype(np.float32) for x in limits)
+    free = box.low < box.high
+    low = np.where(free, box.low, -np.inf).flatten().astype(np.float32)
+    high = np.where(free, box.high, np.inf).flatten().astype(np.float32)
     shaped = lambda action: action.reshape(box.shape).clip(box.low, box.high).astype(box.dtype)  # noqa: E731
     env = gym.wrappers.TransformAction(env, shaped, gym.spaces.Box(low, high))
     if args.rescale_actions:
@@ -326,7 +327,7 @@ def compute_gae(
 
 
 def policy_loss(ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
-    """Returns the negated clipped objective, the paper's equation 7, as a mean over (M,) samples."""
+    """Returns the negated clipped objective, PPO's equation 7, as a mean over (M,) samples."""
     return torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)).mean()
 
 
@@ -342,11 +343,11 @@ def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: f
 def minibatch_loss(agent: Agent, args: Args, minibatch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     """Returns the loss of a minibatch, and what is logged of it (6,): both losses, entropy, two KLs, clip fraction.
 
-    A minibatch is scaled observations (M, O), samples (M, A), and (M,) log-probabilities, values, advantages, returns.
+    A minibatch is scaled observations (M, O), actions (M, A), and (M,) log-probabilities, values, advantages, returns.
     """
-    scaled_obs, samples, logprobs, values, advantages, returns = minibatch
+    scaled_obs, actions, logprobs, values, advantages, returns = minibatch
     policy, new_values = agent.policy(scaled_obs), agent.value(scaled_obs)
-    logratio = policy.log_prob(samples).sum(-1) - logprobs
+    logratio = policy.log_prob(actions).sum(-1) - logprobs
     ratio = logratio.exp()
     if args.norm_adv:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
@@ -361,7 +362,7 @@ def minibatch_loss(agent: Agent, args: Args, minibatch: tuple[Tensor, ...]) -> t
 
 
 # ----- Evaluation -----
-EVAL_MAX_STEPS = 27_000  # longest episode of an environment without a limit; ale-py's, less up to 8 steps of no-ops
+EVAL_MAX_STEPS = 27_000  # longest episode where nothing else limits it; ale-py's too, up to 8 of them for no-ops
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
@@ -384,7 +385,7 @@ def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film:
 
 @torch.no_grad()
 def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film: Path | None = None) -> dict:
-    """Returns arrays (E,) of "return", "length" and measures; episode i has seed + i, folder film gets the first 3."""
+    """Returns arrays over the episodes: "return", "length", measures; episode i has seed + i, film gets the first 3."""
     seeds = range(seed, seed + args.eval_episodes)
     # Training's random streams stay as they were; users' environments may draw from python's and numpy's.
     streams = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -406,8 +407,8 @@ def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.d
         print(f"videos: {film}, of the first episodes, on gymnasium's environments, which draw", flush=True)
     evaluation = evaluate(agent, args, args.seed + 20_000, device, film)
     scores, lengths = evaluation["return"], evaluation["length"]
-    for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
-        print(f"episode {i}: return={score:g} length={length:g}{', at the cap' if length > EVAL_MAX_STEPS - 8 else ''}")
+    for i, (score, n) in enumerate(zip(scores, lengths, strict=True)):
+        print(f"episode {i}: return={score:g} length={n:g}{', at the cap' if 0 <= EVAL_MAX_STEPS - n < 8 else ''}")
     numbers = {"mean": scores.mean(), "std": scores.std(), "min": scores.min(), "max": scores.max()}
     numbers |= {"episodes": len(scores), "mean_length": lengths.mean()}
     numbers |= {name: np.nanmean(x) for name, x in evaluation.items() if name not in ("return", "length")}

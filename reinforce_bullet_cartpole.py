@@ -12,9 +12,10 @@
 
 Paper: Williams 1992, https://doi.org/10.1007/BF00992696.
 Run:   python reinforce_bullet_cartpole.py, with the folder envs/ beside it
-Shapes: N envs, E episodes of an update, T steps of all of them together, O observation dims, A actions.
-Differs from the paper: rewards after an action are discounted, and their sums normalised over the update by default.
-        The factor gamma^t, by which the gradient of the discounted return weighs step t, is left out, as everyone does.
+Shapes: N envs, E episodes of an update, T steps of an episode or of all E, O observation dims, A actions.
+Differs from the paper: rewards after an action are discounted, and their sums normalised over the update by default;
+        Adam takes the steps. The factor gamma^t, by which the gradient of the discounted return weighs step t, is left
+        out, as everyone does.
 
 A truncated episode is learned from as if nothing came after its end, since there is no critic to say what would. So
 returns near a time limit are too small. The baseline is the mean return of the update's other episodes at the same
@@ -163,7 +164,7 @@ def finished_episodes(infos: dict[str, Any]) -> dict[int, dict[str, float]]:
 
 
 def time_limit(args: Args) -> int:
-    """Returns after how many steps episodes are cut off; where they have no end, one would be played for ever."""
+    """Returns the steps after which an episode is cut off: the flag's, else the id's, else EVAL_MAX_STEPS."""
     limit = find_spec(args.env_id).max_episode_steps if args.max_episode_steps is None else args.max_episode_steps
     return limit or EVAL_MAX_STEPS
 
@@ -253,7 +254,7 @@ def reinforce_loss(logprobs: Tensor, weights: Tensor, num_episodes: int) -> Tens
 
 
 # ----- Evaluation -----
-EVAL_MAX_STEPS = 27_000  # longest episode of an environment without a limit; ale-py's, less up to 8 steps of no-ops
+EVAL_MAX_STEPS = 27_000  # longest episode where nothing else limits it; ale-py's too, up to 8 of them for no-ops
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
@@ -276,7 +277,7 @@ def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film:
 
 @torch.no_grad()
 def evaluate(agent: nn.Module, args: Args, seed: int, device: torch.device, film: Path | None = None) -> dict:
-    """Returns arrays (E,) of "return", "length" and measures; episode i has seed + i, folder film gets the first 3."""
+    """Returns arrays over the episodes: "return", "length", measures; episode i has seed + i, film gets the first 3."""
     seeds = range(seed, seed + args.eval_episodes)
     # Training's random streams stay as they were; users' environments may draw from python's and numpy's.
     streams = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -298,8 +299,8 @@ def final_evaluation(agent: nn.Module, args: Args, folder: Path, device: torch.d
         print(f"videos: {film}, of the first episodes, on gymnasium's environments, which draw", flush=True)
     evaluation = evaluate(agent, args, args.seed + 20_000, device, film)
     scores, lengths = evaluation["return"], evaluation["length"]
-    for i, (score, length) in enumerate(zip(scores, lengths, strict=True)):
-        print(f"episode {i}: return={score:g} length={length:g}{', at the cap' if length > EVAL_MAX_STEPS - 8 else ''}")
+    for i, (score, n) in enumerate(zip(scores, lengths, strict=True)):
+        print(f"episode {i}: return={score:g} length={n:g}{', at the cap' if 0 <= EVAL_MAX_STEPS - n < 8 else ''}")
     numbers = {"mean": scores.mean(), "std": scores.std(), "min": scores.min(), "max": scores.max()}
     numbers |= {"episodes": len(scores), "mean_length": lengths.mean()}
     numbers |= {name: np.nanmean(x) for name, x in evaluation.items() if name not in ("return", "length")}

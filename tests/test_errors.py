@@ -71,10 +71,10 @@ def box(*flags):
     box("--seed=-1", "--seed -1 must be between 0 and 2,000,000,000"),
     box("--seed=3000000000", "--seed 3000000000 must be between 0 and 2,000,000,000"),
     # 2 x 32 = 64 samples.
-    box("--num-minibatches=3", "--num-minibatches must divide num_envs * num_steps = 64"),
-    box("--num-minibatches=128", "--num-minibatches must divide num_envs * num_steps = 64"),
-    box("--num-minibatches=64", "--num-minibatches must divide num_envs * num_steps = 64, and be less"),
-    box("--no-norm-adv", "--num-minibatches=64", "must divide num_envs * num_steps = 64, and be less"),
+    box("--num-minibatches=3", "--num-minibatches 3 must divide 64 = N * T"),
+    box("--num-minibatches=128", "--num-minibatches 128 must divide 64 = N * T"),
+    box("--num-minibatches=64", "--num-minibatches 64 must divide 64 = N * T, and be less"),
+    box("--no-norm-adv", "--num-minibatches=64", "must divide 64 = N * T, and be less"),
     box("--total-timesteps=63", "--total-timesteps 63 must be between 64 and inf"),
     # Of another kind than a number, or no flag at all: the parser's own words.
     box("--num-envs=two", "--num-envs"),
@@ -166,11 +166,17 @@ def test_wrong_spaces_are_refused_in_other_processes_too(monkeypatch, capsys, tm
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("keywords", ["{", "[1]", "3", '{"no_such": 1}'])
+@pytest.mark.parametrize("keywords", ["{", "[1]", "[]", "3", '{"no_such": 1}'])
 def test_keywords_that_the_environment_does_not_take_are_refused(monkeypatch, capsys, tmp_path, keywords):
     line = refused(monkeypatch, capsys, f"--env-kwargs={keywords}")
     assert line.startswith("error: --env-")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("keywords", ["[]", "0", '{"full_action_space": true}'])
+def test_keywords_that_ale_py_does_not_take_are_refused(monkeypatch, capsys, tmp_path, keywords):
+    line = refused(monkeypatch, capsys, "--env-id=PongNoFrameskip-v4", f"--env-kwargs={keywords}")
+    assert line.endswith(": --env-kwargs, and ids with a time limit of their own, need --backend gymnasium\n")
 
 
 @pytest.mark.parametrize("env_id", ["Draws-none-v0", "Draws-list-v0", "Draws-number-v0", "small_envs:RightAction-v0"])

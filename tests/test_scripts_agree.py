@@ -165,7 +165,7 @@ def names_in(found):
         ("return obs, reward, terminated, truncated, {}", "return obs, reward, True, truncated, {}", {"WholeEpisodes"}),
         # a constant, and the text below it
         ("EVAL_MAX_STEPS = 27_000", "EVAL_MAX_STEPS = 27_001", {"EVAL_MAX_STEPS", "Evaluation"}),
-        ("longest episode of an", "longest episode Of an", {"EVAL_MAX_STEPS", "Evaluation"}),
+        ("longest episode where", "longest episode Where", {"EVAL_MAX_STEPS", "Evaluation"}),
         # what has no name in a section
         ('if __name__ == "__main__":', 'if __name__ == "__main__":  # hm', {"Bookkeeping"}),
     ],

@@ -367,6 +367,14 @@ def test_an_endless_evaluation_is_cut_and_says_so(tmp_path, capsys, monkeypatch)
     ]
 
 
+def test_an_episode_beyond_the_cap_did_not_meet_it(tmp_path, capsys, monkeypatch):
+    """Its own time limit is a longer one."""
+    monkeypatch.setattr(ppo_atari, "EVAL_MAX_STEPS", 17)
+    limit = '{"max_episode_steps": 40}'
+    ppo_atari.train(tiny(tmp_path, env_id="small_envs:RampEndless-v0", env_kwargs=limit, eval_episodes=1))
+    assert printed(capsys, "episode ") == ["episode 0: return=40 length=40"]
+
+
 def test_a_game_that_the_emulator_cuts_off_is_at_the_cap(tmp_path, capsys, monkeypatch):
     """Of 400 frames up to 30 pass in no-ops at the start, which the wrappers do not count: 92.5 to 100 steps remain."""
     monkeypatch.setattr(ppo_atari, "EVAL_MAX_STEPS", 100)
@@ -650,7 +658,7 @@ def test_bfloat16_convolutions_learn_nearly_the_same(tmp_path):
 
 @pytest.mark.parametrize("avx512_bf16", [True, False])
 def test_the_start_says_where_bfloat16_would_be_faster(tmp_path, monkeypatch, capsys, avx512_bf16):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": avx512_bf16})
     for given in (False, True):
         ppo_atari.train(tiny(tmp_path / str(given), amp=given))
         assert ("hint: --amp is faster here\n" in capsys.readouterr().out) == (avx512_bf16 and not given)
