@@ -264,7 +264,7 @@ class ReplayBuffer:
 
 # ----- Math -----
 def epsilon_greedy(q_values: Tensor, epsilon: float) -> Tensor:
-    """Returns an action (N,) for each row of values (N, A): the best, with probability epsilon a random one.
+    """Returns actions (N,), on the CPU, for rows of values (N, A): the best, with probability epsilon a random one.
 
     Each environment draws for itself; drawn once for all, N environments would explore in step.
     """
@@ -399,7 +399,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             duration = args.exploration_fraction * args.total_timesteps
             epsilon = np.interp(start_step, (0, duration), (args.start_e, args.end_e))
             with torch.no_grad():
-                action = epsilon_greedy(agent(torch.from_numpy(obs).to(device)), epsilon).cpu().numpy()
+                action = epsilon_greedy(agent(torch.from_numpy(obs).to(device)), epsilon).numpy()
             next_obs, reward, termination, truncation, infos = envs.step(action)
             final_obs = next_obs.copy()
             for i in np.flatnonzero(termination | truncation):
