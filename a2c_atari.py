@@ -13,8 +13,8 @@ Run:   python a2c_atari.py --env-id PongNoFrameskip-v4
 Shapes: T steps, N envs, B = T * N, M samples, (C, H, W) a stack of C images, A actions.
         Index t is the transition from obs[t]: dones[t] says that step t ended its episode (CleanRL's dones[t + 1]).
 Differs from the paper: the actors step together and one update learns from the mean over all of them; the network is
-        DQN's; RMSprop's epsilon stands outside its root; long gradients are scaled down; a time limit is no end of the
-        task, so the last value of a truncated episode is bootstrapped. `diff ppo_atari.py a2c_atari.py`: A2C is PPO
+        DQN's of 2015; RMSprop's epsilon stands outside its root; long gradients are scaled down; a time limit is no end
+        of the task, so a truncated episode's last value is bootstrapped. `diff ppo_atari.py a2c_atari.py`: A2C is PPO
         with RMSprop and one pass over the whole batch, where ratios are 1 (https://arxiv.org/abs/2205.09123),
         advantages as they are, and the value loss not halved.
 """
@@ -94,13 +94,13 @@ class Args:
     learning_rate: float = 7e-4  # step size of the optimizer
     anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the run
     gamma: float = 0.99  # discount of a reward one step later
-    compile: bool = False  # compile what the update computes; needs a C++ compiler on a CPU, seconds to start
+    compile: bool = False  # compile the network, or an update's loss; needs a C++ compiler on a CPU, seconds to start
     amp: bool = False  # bfloat16 before the last layer; pays on CPUs with AMX or AVX512_BF16, crawls on others
 
     gae_lambda: float = 1.0  # lambda of GAE: 0 is one-step TD (low variance), 1 sums the whole rollout (low bias)
     ent_coef: float = 0.01  # weight of the entropy bonus; usually 0 to 0.05
     vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # longest gradient; longer ones are scaled down to it
+    max_grad_norm: float = 0.5  # largest norm of the gradient of all weights; longer ones are scaled down to it
 
     @property
     def batch_size(self) -> int:
@@ -145,9 +145,9 @@ def is_atari(spec: EnvSpec) -> bool:
 class NativeAtariEnv(AtariVectorEnv):
     """ale-py's C++ vector environment, where a lost life counts as termination and rewards are their signs.
 
-    Up to 30 no-ops, FIRE, the larger of two images, 84 x 84 pixels and stacks of 4 are its defaults, as make_env has
-    them. Games go on after a lost life. `infos["whole_episode"]` has the true score and the length in agent steps of
-    each whole game that ended, None elsewhere, as gymnasium's environments have it.
+    Up to 30 no-ops, the larger of two images, 84 x 84 pixels and stacks of 4 are its defaults, as make_env has them. It
+    presses FIRE at a game's start only: after a lost life, game and stack go on, and the agent has to press it.
+    `infos["whole_episode"]` has the true score and the length in agent steps of each whole game that ended, else None.
     """
 
     def __init__(self, spec: EnvSpec, num_envs: int, num_threads: int) -> None:
@@ -170,7 +170,8 @@ class NativeAtariEnv(AtariVectorEnv):
         # ale-py does not say whether a life or the game ended. Its total frame count goes on through resets, so a game
         # is told by the number of its first frame.
         game_starts = infos["frame_number"] - infos["episode_frame_number"]
-        game_over, self.game_starts = game_starts != self.game_starts, game_starts
+        game_over = game_starts != self.game_starts
+        self.game_starts = game_starts
         if "final_obs" in infos:
             # Of a lost life ale-py's is uninitialised memory; the game goes on from obs.
             infos["final_obs"] = np.where(game_over[:, None, None, None], infos["final_obs"], obs)
@@ -184,7 +185,7 @@ class WholeEpisodes(gym.Wrapper):
     """Reports the true scores of whole episodes, which RecordEpisodeStatistics counts below what cuts or clips them.
 
     "return", "length" and what the environment's last `info["measures"]` held stand in the info of the reset after it,
-    since EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it is.
+    since Atari's EpisodicLifeEnv steps within a reset; as a tuple, which vector environments pass on as it is.
     """
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
@@ -193,7 +194,7 @@ class WholeEpisodes(gym.Wrapper):
             self.unwrapped.action_space.seed(seed)
         self.action_type, self.first_action = self.action_space.dtype.type, getattr(self.action_space, "start", 0)
         obs, _ = self.env.reset(seed=seed, options=options)
-        if not math.isfinite(np.sum(obs)):
+        if not np.isfinite(obs).all():
             raise FloatingPointError(f"{self.spec.id} is not finite at a reset: obs {obs}")
         scores, lengths = self.get_wrapper_attr("return_queue"), self.get_wrapper_attr("length_queue")
         if not scores:
@@ -204,7 +205,7 @@ class WholeEpisodes(gym.Wrapper):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
         """Takes a step; actions have the space's own type, but a Discrete's count from 0 wherever they start."""
         obs, reward, terminated, truncated, self.info = self.env.step(self.action_type(action + self.first_action))
-        if not math.isfinite(reward + np.add.reduce(obs, axis=None)):  # np.sum, in half its time
+        if not (math.isfinite(reward) and np.isfinite(obs).all()):
             raise FloatingPointError(f"{self.spec.id} is not finite in a step: reward {reward}, obs {obs}")
         return obs, reward, terminated, truncated, {}
 
@@ -320,7 +321,7 @@ def compute_gae(
     """Returns the advantages (T, N) of generalised advantage estimation (Schulman et al. 2016, equation 16).
 
     Where a time limit cut an episode off, rewards (T, N) hold gamma * V(final obs) too; values (T, N) are V(obs[t]),
-    next_value (N,) is V after the last step; dones (T, N) are 1 where a step ended its episode, and the sum ends too.
+    next_value (N,) is V after the last step; dones (T, N) are 1 where a step ended its episode: no later delta counts.
     """
     next_values = torch.cat([values[1:], next_value.unsqueeze(0)])
     deltas = rewards + gamma * next_values * (1 - dones) - values
@@ -331,7 +332,7 @@ def compute_gae(
 
 
 # ----- Evaluation -----
-EVAL_MAX_STEPS = 27_000  # longest episode where nothing else limits it; ale-py's too, up to 8 of them for no-ops
+EVAL_MAX_STEPS = 27_000  # longest episode without another limit; ale-py's 108,000 frames too, with 8 steps of no-ops
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
@@ -396,8 +397,8 @@ def evaluate_checkpoint(args: Args) -> None:
 # ----- Training -----
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
     """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run."""
-    before = load_checkpoint(args.resume)["args"] if args.resume is not None else asdict(args)
-    require(before["num_envs"] * before["num_steps"] == args.batch_size, "--num-envs times --num-steps must not change")
+    old = vars(args) | (load_checkpoint(args.resume)["args"] if args.resume is not None else {})
+    require((n := old["num_envs"] * old["num_steps"]) == args.batch_size, f"--num-envs times --num-steps must stay {n}")
     device = prepare(args)
     if device.type == "cpu" and not args.amp and torch.cpu.get_capabilities().get("avx512_bf16"):
         print("hint: --amp is faster here", flush=True)
@@ -420,8 +421,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
 
         # Storage of one rollout, channels last in memory, as convolutions want them; what is small is on the CPU.
         size, (channels, height, width) = (args.num_steps, args.num_envs), envs.single_observation_space.shape
-        images = torch.zeros((*size, height, width, channels), dtype=torch.uint8, device=device)
-        obs = images.permute(0, 1, 4, 2, 3)
+        obs = torch.zeros((*size, height, width, channels), dtype=torch.uint8, device=device).permute(0, 1, 4, 2, 3)
         actions, values = torch.zeros(size, dtype=torch.int64, device=device), torch.zeros(size, device=device)
         rewards, dones = torch.zeros(size), torch.zeros(size)  # at time limits rewards get gamma * V(final obs) too
 
@@ -717,7 +717,7 @@ def prepare(args: Args) -> torch.device:
     torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads unset memory
     torch.backends.cudnn.benchmark = not args.torch_deterministic
     print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}")
-    print(f"environment: {args.num_envs} x {args.env_id} {find_spec(args.env_id).kwargs}", flush=True)
+    print("environment:", args.num_envs, "x", args.env_id, find_spec(args.env_id).kwargs | json.loads(args.env_kwargs))
     return device
 
 

@@ -20,8 +20,8 @@ Reads:  run folders of these scripts, CleanRL, Stable-Baselines3 and its zoo, RL
 Statistics: the unit is the run, never the episode. Scores, pictures and thresholds are taken from one curve, a trailing
         mean of 100 episodes (--smooth). A group gets the median with an interval between two order statistics, whose
         confidence holds for any distribution; from 8 runs on the interquartile mean too. A verdict is an exact
-        two-sided Mann-Whitney test at 5 % after Holm's correction over all pairs; over several environments the runs
-        are dealt anew within each.
+        two-sided Mann-Whitney test at 5 % after Holm's correction over all pairs; over several environments labels are
+        permuted within each. A bootstrap's interval is shown from 5 runs in each environment on, of one from 8.
 """
 
 import contextlib
@@ -109,7 +109,7 @@ LAYOUTS = (
 )
 LOG_NAME = re.compile(r"tfevents|^progress\.csv$|^evaluations\.npz$|monitor\.csv$")  # such a file makes a run's folder
 UNKNOWN = "unknown"
-LEVEL = 0.05  # share of tables of equal groups in which a false verdict is put up with
+LEVEL = 0.05  # alpha: of a table's verdicts together, where all groups are equal
 FEW_RUNS, ENOUGH_RUNS = 5, 8  # for an interval of a median that is 90 % sure; for a bootstrap that covers what it says
 RESAMPLES, RESAMPLES_OF_CURVES, GRID_POINTS = 10_000, 2000, 300
 MOST_PAIRS = 60  # of two groups each, in a picture
@@ -139,7 +139,7 @@ class Args:
     baseline: str | None = None  # name of a group: the others are compared with it alone, which asks for fewer seeds
     metric: str = "return"  # return: of episodes in training; eval: mean of evaluations; or any tag
     x: Literal["step", "time"] = "step"  # x axis: environment steps, or seconds without the pauses of resumed runs
-    smooth: int | None = None  # a point is the mean of so many; none: 100 episodes, 1 of means, which stay as they are
+    smooth: int | None = None  # moving average over so many points; none: 100 episodes; logged means stay as they are
     last_fraction: float = 0.1  # part of a run's x range, at its end, whose mean is the final score
     at_step: int | None = None  # compare the runs as they were at this step: what comes later is left out
     threshold: float | None = None  # score whose first reaching is reported in steps and wall time
@@ -315,7 +315,7 @@ def read_source(source: Path, tags: tuple[str, ...]) -> list[Log]:
         return read_csv(source, tags)
     paths = sorted(source.glob("*tfevents*"))
     files = [file for path in paths if (file := EventFile(path, tags)).start < math.inf]
-    curves = {tag: joined(files, tag) for tag in {tag: 0 for file in files for tag in file.points}}
+    curves = {tag: joined(files, tag) for tag in dict.fromkeys(tag for file in files for tag in file.points)}
     if known := curves.get(ITERATIONS):
         for tag, curve in curves.items():
             steps = np.interp(curve.steps, known.steps, known.values)
@@ -670,7 +670,7 @@ def median_interval(scores: np.ndarray) -> tuple[float, float, float | None]:
     ordered, n = np.sort(scores), len(scores)
     if n < FEW_RUNS:
         return float(ordered[0]), float(ordered[-1]), None
-    k = int(binom.ppf(LEVEL, n, 0.5))
+    k = int(binom.ppf(0.05, n, 0.5))  # the median lies beyond each end with less than 5 %
     return float(ordered[k - 1]), float(ordered[n - k]), float(1 - 2 * binom.cdf(k - 1, n, 0.5))
 
 
@@ -678,17 +678,21 @@ iqm = functools.partial(trim_mean, proportiontocut=0.25, axis=-1)  # interquarti
 
 
 def bootstrapped(columns: list[np.ndarray], measure: Callable, resamples: int = RESAMPLES) -> np.ndarray:
-    """Returns (3, ...) a measure of scores (..., n) and the ends of its 95 % percentile interval."""
+    """Returns (3, ...) a measure of scores (..., n) and the ends of its 95 % percentile interval, nan of few runs."""
     # columns: scores (n_e,) of each environment, among which is drawn: these are the strata.
     rng = np.random.default_rng(0)
     drawn = np.concatenate([rng.choice(column, size=(resamples, len(column))) for column in columns], axis=1)
-    return np.stack([measure(np.concatenate(columns)), *np.percentile(measure(drawn), (2.5, 97.5), axis=0)])
+    ends = np.percentile(measure(drawn), (2.5, 97.5), axis=0)
+    # Few runs vary less than what they were drawn from: of 3 the interval would hold in 75 to 85 of 100 tables.
+    few = min(map(len, columns)) < (FEW_RUNS if len(columns) > 1 else ENOUGH_RUNS)
+    return np.stack([measure(np.concatenate(columns)), *(np.full_like(ends, np.nan) if few else ends)])
 
 
 def compare_in_all(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
     """Returns the exact two-sided p value of the sum of ranks, over environments with scores (n,) and (m,) each."""
-    # Where both groups are draws of one distribution, all ways to deal an environment's scores are as probable. In one
-    # without ties this is the Mann-Whitney test; scipy's is not exact with ties, its permutation test knows no strata.
+    # Where both groups are draws of one distribution, all permutations of an environment's labels are as probable. In
+    # one without ties this is the Mann-Whitney test; scipy's is not exact with ties, its permutation test has no
+    # strata. Exact, so slow with many: seconds for 100 runs against 100, minutes for 300.
     total, chances = 0, np.ones(1)
     for x, y in pairs:
         # Twice, because runs that tie share their mean rank, which may be half a number.
@@ -697,13 +701,13 @@ def compare_in_all(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
         ways = np.zeros((len(x) + 1, ranks.sum() + 1))
         ways[0, 0] = 1
         for rank in ranks:
-            ways[1:, rank:] += ways[:-1, :-rank]
+            ways[1:, rank:] += ways[:-1, :-rank]  # this run is one of the k, or not
         total, chances = total + ranks[: len(x)].sum(), np.convolve(chances, ways[-1] / ways[-1].sum())
     return min(1.0, 2 * float(min(chances[: total + 1].sum(), chances[total:].sum())))
 
 
 def least_p(sizes: list[tuple[int, int]]) -> float:
-    """Returns the p value of groups that are parted wholly: no outcome of so many runs has a lower one."""
+    """Returns the p value of groups that are fully separated: no outcome of so many runs has a lower one."""
     return min(1.0, 2 / math.prod(math.comb(n + m, n) for n, m in sizes))
 
 
@@ -815,7 +819,7 @@ def cells(rows: list[dict[str, Any]], args: Args) -> list[list[str]]:
     with_middle = any(row["iqm"] is not None for row in rows)
     header = ["environment", "group", "runs", "median (its interval)", *["IQM (95 %)"] * with_middle]
     if args.threshold is not None:
-        header += [f"{name} {args.threshold:g}" for name in ("reached", "steps to", "time to")]
+        header += [f"{name} {args.threshold:g}" for name in ("reached (95 %)", "median steps to", "median time to")]
     lines = [[*header, "steps/s"]]
     for row in rows:
         kind = ", min to max" if row["confidence"] is None else f", {100 * row['confidence']:.1f} %"
@@ -876,10 +880,10 @@ class Verdict:
     worse: str
     sizes: list[tuple[int, int]]  # runs of both in each environment
     probability: float  # that a run of the better one scores higher; a tie counts half
-    p: float | None  # of the exact test; None: their points are no like things
+    p: float | None  # of the exact test; None: their points are not comparable
     caveats: list[str]
     adjusted: float = 1.0  # p after Holm's correction
-    needed: int | None = None  # runs of each that would allow a verdict, where no outcome of these could give one
+    needed: int | None = None  # runs of each that allow one, if all pairs had them, where no outcome of these could
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -909,7 +913,7 @@ def caveats(x: list[Run], y: list[Run], names: tuple[str, str]) -> list[str]:
     found, runs = [], [*x, *y]
     smoothings = sorted({run.smoothing for run in runs})
     if len(smoothings) > 1:
-        found.append(f"their points are no like things ({' and '.join(smoothings)})")
+        found.append(f"their points are not comparable ({' and '.join(smoothings)})")
     ends = [np.array([run.curve.steps[-1] for run in own]) for own in (x, y)]
     budgets = [int(own.max()) for own in ends]
     if min(budgets) < 0.95 * max(budgets):
@@ -956,8 +960,9 @@ def compare(groups: list[Group], args: Args) -> list[Verdict]:
         verdicts.append(Verdict(name, *own, sizes, max(probability, 1 - probability), p, found))
     tested = [verdict for verdict in verdicts if verdict.p is not None]
     adjusted = holm(verdict.p for verdict in tested)
-    best = holm(least_p(verdict.sizes) for verdict in tested)  # where all groups are parted wholly
-    for verdict, verdict.adjusted, least in zip(tested, adjusted, best, strict=True):
+    best = holm(least_p(verdict.sizes) for verdict in tested)  # where all groups are fully separated
+    for verdict, p, least in zip(tested, adjusted, best, strict=True):
+        verdict.adjusted = p
         if least > LEVEL:
             pairs, environments = len(tested), len(verdict.sizes)
             verdict.needed = next(n for n in range(1, 100) if pairs * least_p([(n, n)] * environments) <= LEVEL)
@@ -1019,10 +1024,9 @@ def aggregate(groups: list[Group], args: Args) -> tuple[list[dict[str, Any]], li
     for group in groups:
         row = {"group": group.name, "environments": len(group.environments), "runs": len(group.runs)}
         columns = normalised(group, lambda runs: final_scores(runs, args), args)
-        varied = min(map(len, columns)) > 1  # drawing one run again and again gives an interval without width
         for name, measure in measures.items():
             middle, *ends = bootstrapped(columns, measure).tolist()
-            found = (middle, *(ends if varied else (None, None)))
+            found = (middle, *(None if math.isnan(end) else end for end in ends))
             row |= zip((name, f"{name}_low", f"{name}_high"), found, strict=True)
         shown = [with_interval(row, name, "{:.3f}".format) for name in measures]
         rows.append(row)
@@ -1169,7 +1173,7 @@ def draw_aggregates(groups: list[Group], args: Args) -> Figure:
         draw_line(efficiency, grid / unit, band, style(i), label)
     profile.set(xlabel="normalised score s", ylabel="share of runs above s")
     efficiency.set(xlabel=label_x, ylabel="IQM of normalised scores")
-    legend_below(figure, "Bands: pointwise 95 % intervals, runs resampled within each environment.")
+    legend_below(figure, "Bands: pointwise 95 % intervals, runs resampled within each environment; none of too few.")
     return figure
 
 
@@ -1233,7 +1237,7 @@ def report(args: Args) -> None:
         correction = f", p after Holm's correction over {tested} pairs" if tested > 1 else ""
         below.append(f"Verdicts: exact two-sided Mann-Whitney test at {LEVEL:.0%}{correction}.")
     if args.normalise and len({frozenset(group.environments) for group in groups}) > 1:
-        below.append("note: the groups are over different environments, so their normalised scores are no like things")
+        below.append("note: the groups are over different environments, so their normalised scores are not comparable")
     below += [verdict.sentence() for verdict in verdicts] + [f"note: {line}" for line in notes(groups)]
     skrl = [run for run in runs if run.keys["program"] == "skrl"]
     below += ["note: skrl counts a step of all its environments as one; times their number it is ours."] * bool(skrl)

@@ -97,18 +97,18 @@ class Args:
     learning_rate: float = 1e-4  # step size of the optimizer
     anneal_lr: bool = False  # let the learning rate fall linearly to 0 over the run
     gamma: float = 0.99  # discount of a reward one step later
-    compile: bool = False  # compile what the update computes; needs a C++ compiler on a CPU, seconds to start
+    compile: bool = False  # compile the network, or an update's loss; needs a C++ compiler on a CPU, seconds to start
     amp: bool = False  # bfloat16 before the last layer; pays on CPUs with AMX or AVX512_BF16, crawls on others
 
     train_frequency: int = 4  # environment steps, over all environments, for each update
     double: bool = False  # Double DQN: the network that learns picks the next action, the target network values it
-    loss: Literal["mse", "huber"] = "mse"  # squared error, or the paper's, clipped: its values err where ends are rare
+    loss: Literal["mse", "huber"] = "mse"  # squared error, or the paper's clipped one: biased if terminations are rare
     tau: float = 1.0  # how far each update of the target network moves it towards the network; 1: a copy
     target_network_frequency: int = 1_000  # environment steps between updates of the target network
     start_e: float = 1.0  # epsilon, the probability of a random action, at the start
     end_e: float = 0.01  # epsilon after the exploration, and in evaluations that are not greedy
     exploration_fraction: float = 0.1  # share of total_timesteps over which epsilon falls linearly
-    max_grad_norm: float = 10.0  # longest gradient; longer ones are scaled down to it
+    max_grad_norm: float = 10.0  # largest norm of the gradient of all weights; longer ones are scaled down to it
 
     def check(self) -> None:
         """Raises a UsageError where a value is out of range or does not fit another one."""
@@ -150,9 +150,9 @@ def is_atari(spec: EnvSpec) -> bool:
 class NativeAtariEnv(AtariVectorEnv):
     """ale-py's C++ vector environment, where a lost life counts as termination and rewards are their signs.
 
-    Up to 30 no-ops, FIRE, the larger of two images, 84 x 84 pixels and stacks of 4 are its defaults, as make_env has
-    them. Games go on after a lost life. `infos["whole_episode"]` has the true score and the length in agent steps of
-    each whole game that ended, None elsewhere, as gymnasium's environments have it.
+    Up to 30 no-ops, the larger of two images, 84 x 84 pixels and stacks of 4 are its defaults, as make_env has them. It
+    presses FIRE at a game's start only: after a lost life, game and stack go on, and the agent has to press it.
+    `infos["whole_episode"]` has the true score and the length in agent steps of each whole game that ended, else None.
     """
 
     def __init__(self, spec: EnvSpec, num_envs: int, num_threads: int) -> None:
@@ -175,7 +175,8 @@ class NativeAtariEnv(AtariVectorEnv):
         # ale-py does not say whether a life or the game ended. Its total frame count goes on through resets, so a game
         # is told by the number of its first frame.
         game_starts = infos["frame_number"] - infos["episode_frame_number"]
-        game_over, self.game_starts = game_starts != self.game_starts, game_starts
+        game_over = game_starts != self.game_starts
+        self.game_starts = game_starts
         if "final_obs" in infos:
             # Of a lost life ale-py's is uninitialised memory; the game goes on from obs.
             infos["final_obs"] = np.where(game_over[:, None, None, None], infos["final_obs"], obs)
@@ -189,7 +190,7 @@ class WholeEpisodes(gym.Wrapper):
     """Reports the true scores of whole episodes, which RecordEpisodeStatistics counts below what cuts or clips them.
 
     "return", "length" and what the environment's last `info["measures"]` held stand in the info of the reset after it,
-    since EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it is.
+    since Atari's EpisodicLifeEnv steps within a reset; as a tuple, which vector environments pass on as it is.
     """
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
@@ -198,7 +199,7 @@ class WholeEpisodes(gym.Wrapper):
             self.unwrapped.action_space.seed(seed)
         self.action_type, self.first_action = self.action_space.dtype.type, getattr(self.action_space, "start", 0)
         obs, _ = self.env.reset(seed=seed, options=options)
-        if not math.isfinite(np.sum(obs)):
+        if not np.isfinite(obs).all():
             raise FloatingPointError(f"{self.spec.id} is not finite at a reset: obs {obs}")
         scores, lengths = self.get_wrapper_attr("return_queue"), self.get_wrapper_attr("length_queue")
         if not scores:
@@ -209,7 +210,7 @@ class WholeEpisodes(gym.Wrapper):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
         """Takes a step; actions have the space's own type, but a Discrete's count from 0 wherever they start."""
         obs, reward, terminated, truncated, self.info = self.env.step(self.action_type(action + self.first_action))
-        if not math.isfinite(reward + np.add.reduce(obs, axis=None)):  # np.sum, in half its time
+        if not (math.isfinite(reward) and np.isfinite(obs).all()):
             raise FloatingPointError(f"{self.spec.id} is not finite in a step: reward {reward}, obs {obs}")
         return obs, reward, terminated, truncated, {}
 
@@ -423,7 +424,7 @@ def td_targets(rewards: Tensor, terminations: Tensor, next_q: Tensor, next_targe
     """Returns what Q-learning takes for the values (M,) of the actions (Mnih et al. 2015, algorithm 1).
 
     The best next action by next_q (M, A) counts with its value in next_target_q (M, A). Both are the target network's;
-    in Double DQN (van Hasselt et al. 2016, equation 4) next_q is the learning network's. Nothing follows where
+    in Double DQN (van Hasselt et al. 2016) next_q is the learning network's. Nothing follows where
     terminations (M,) are 1; a time limit is no such end.
     """
     picked = next_q.argmax(-1, keepdim=True)
@@ -446,13 +447,13 @@ def q_learning_loss(
 
 @torch.no_grad()
 def update_target(q_network: nn.Module, target_network: nn.Module, tau: float) -> None:
-    """Moves the target network's weights by the share tau towards the network's; with 1 it becomes a copy."""
+    """Moves the target network's weights by the share tau towards the network's; buffers (BatchNorm's) stay."""
     for own, target in zip(q_network.parameters(), target_network.parameters(), strict=True):
         target.lerp_(own, tau)
 
 
 # ----- Evaluation -----
-EVAL_MAX_STEPS = 27_000  # longest episode where nothing else limits it; ale-py's too, up to 8 of them for no-ops
+EVAL_MAX_STEPS = 27_000  # longest episode without another limit; ale-py's 108,000 frames too, with 8 steps of no-ops
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
@@ -836,7 +837,7 @@ def prepare(args: Args) -> torch.device:
     torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads unset memory
     torch.backends.cudnn.benchmark = not args.torch_deterministic
     print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}")
-    print(f"environment: {args.num_envs} x {args.env_id} {find_spec(args.env_id).kwargs}", flush=True)
+    print("environment:", args.num_envs, "x", args.env_id, find_spec(args.env_id).kwargs | json.loads(args.env_kwargs))
     return device
 
 

@@ -104,13 +104,13 @@ class Args:
 
     train_frequency: int = 2  # environment steps, over all environments, for each update
     double: bool = False  # Double DQN: the network that learns picks the next action, the target network values it
-    loss: Literal["mse", "huber"] = "mse"  # squared error, or the paper's, clipped: its values err where ends are rare
+    loss: Literal["mse", "huber"] = "mse"  # squared error, or the paper's clipped one: biased if terminations are rare
     tau: float = 1.0  # how far each update of the target network moves it towards the network; 1: a copy
     target_network_frequency: int = 200  # environment steps between updates of the target network
     start_e: float = 1.0  # epsilon, the probability of a random action, at the start
     end_e: float = 0.05  # epsilon after the exploration, and in evaluations that are not greedy
     exploration_fraction: float = 0.5  # share of total_timesteps over which epsilon falls linearly
-    max_grad_norm: float = 10.0  # longest gradient; longer ones are scaled down to it
+    max_grad_norm: float = 10.0  # largest norm of the gradient of all weights; longer ones are scaled down to it
 
     def check(self) -> None:
         """Raises a UsageError where a value is out of range or does not fit another one."""
@@ -166,7 +166,7 @@ class WholeEpisodes(gym.Wrapper):
     """Reports the true scores of whole episodes, which RecordEpisodeStatistics counts below what cuts or clips them.
 
     "return", "length" and what the environment's last `info["measures"]` held stand in the info of the reset after it,
-    since EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it is.
+    since Atari's EpisodicLifeEnv steps within a reset; as a tuple, which vector environments pass on as it is.
     """
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
@@ -175,7 +175,7 @@ class WholeEpisodes(gym.Wrapper):
             self.unwrapped.action_space.seed(seed)
         self.action_type, self.first_action = self.action_space.dtype.type, getattr(self.action_space, "start", 0)
         obs, _ = self.env.reset(seed=seed, options=options)
-        if not math.isfinite(np.sum(obs)):
+        if not np.isfinite(obs).all():
             raise FloatingPointError(f"{self.spec.id} is not finite at a reset: obs {obs}")
         scores, lengths = self.get_wrapper_attr("return_queue"), self.get_wrapper_attr("length_queue")
         if not scores:
@@ -186,7 +186,7 @@ class WholeEpisodes(gym.Wrapper):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
         """Takes a step; actions have the space's own type, but a Discrete's count from 0 wherever they start."""
         obs, reward, terminated, truncated, self.info = self.env.step(self.action_type(action + self.first_action))
-        if not math.isfinite(reward + np.add.reduce(obs, axis=None)):  # np.sum, in half its time
+        if not (math.isfinite(reward) and np.isfinite(obs).all()):
             raise FloatingPointError(f"{self.spec.id} is not finite in a step: reward {reward}, obs {obs}")
         return obs, reward, terminated, truncated, {}
 
@@ -231,7 +231,7 @@ class Agent(nn.Module):
 
     def __init__(self, args: Args, envs: VectorEnv) -> None:
         super().__init__()
-        self.epsilon = args.end_e
+        self.epsilon = args.end_e  # of evaluations that are not greedy; training's falls from start_e
         sizes = (envs.single_observation_space.shape[0], *args.hidden_sizes)
         hidden = [x for pair in itertools.pairwise(sizes) for x in (nn.Linear(*pair), nn.ReLU(inplace=True))]
         self.layers = nn.Sequential(*hidden, nn.Linear(sizes[-1], int(envs.single_action_space.n)))
@@ -305,7 +305,7 @@ def td_targets(rewards: Tensor, terminations: Tensor, next_q: Tensor, next_targe
     """Returns what Q-learning takes for the values (M,) of the actions (Mnih et al. 2015, algorithm 1).
 
     The best next action by next_q (M, A) counts with its value in next_target_q (M, A). Both are the target network's;
-    in Double DQN (van Hasselt et al. 2016, equation 4) next_q is the learning network's. Nothing follows where
+    in Double DQN (van Hasselt et al. 2016) next_q is the learning network's. Nothing follows where
     terminations (M,) are 1; a time limit is no such end.
     """
     picked = next_q.argmax(-1, keepdim=True)
@@ -328,7 +328,7 @@ def q_learning_loss(
 
 @torch.no_grad()
 def update_target(q_network: nn.Module, target_network: nn.Module, tau: float) -> None:
-    """Moves the target network's weights by the share tau towards the network's; with 1 it becomes a copy."""
+    """Moves the target network's weights by the share tau towards the network's; buffers (BatchNorm's) stay."""
     for own, target in zip(q_network.parameters(), target_network.parameters(), strict=True):
         target.lerp_(own, tau)
 
@@ -344,7 +344,7 @@ def quality(evaluation: dict[str, np.ndarray]) -> list[float]:
 
 
 # ----- Evaluation -----
-EVAL_MAX_STEPS = 27_000  # longest episode where nothing else limits it; ale-py's too, up to 8 of them for no-ops
+EVAL_MAX_STEPS = 27_000  # longest episode without another limit; ale-py's 108,000 frames too, with 8 steps of no-ops
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
@@ -415,7 +415,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         agent = Agent(args, envs).to(device)
         target_network = deepcopy(agent)
         optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
-        # Of each transition two observations and four numbers more, of 4 bytes; actions take two.
+        # Of each transition 4 bytes for each number of two observations, for reward and termination; 8 for the action.
         obs_dim = envs.single_observation_space.shape[0]
         check_memory(4 * args.buffer_size * (2 * obs_dim + 4), torch.device("cpu"), "buffer-size")
         replay = ReplayBuffer(args.buffer_size, obs_dim)
@@ -715,7 +715,7 @@ def prepare(args: Args) -> torch.device:
     torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads unset memory
     torch.backends.cudnn.benchmark = not args.torch_deterministic
     print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}")
-    print(f"environment: {args.num_envs} x {args.env_id} {find_spec(args.env_id).kwargs}", flush=True)
+    print("environment:", args.num_envs, "x", args.env_id, find_spec(args.env_id).kwargs | json.loads(args.env_kwargs))
     return device
 
 

@@ -13,12 +13,13 @@ Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, with the details 
 Run:   python ppo_atari_ray.py --env-id PongNoFrameskip-v4 --num-workers 2
 Shapes: T steps, N envs in shards of E, B = T * N, M minibatch, (C, H, W) a stack of C images, A actions.
         Index t is the transition from obs[t]: dones[t] says that step t ended its episode (CleanRL's dones[t + 1]).
-Differs from the paper: the value loss is clipped and advantages are normalised in each minibatch, as in OpenAI's code;
-        a time limit is no end of the task, so the last value of a truncated episode is bootstrapped.
+Differs from the paper: as in OpenAI's code the network is DQN's of 2015, gradients are clipped by their norm, the value
+        loss is clipped and a quarter of the paper's, there are 4 passes, not 3, and each minibatch's advantages are
+        normalised; clip_coef does not fall; a time limit is no end: a truncated episode's last value is bootstrapped.
 Differs from ppo_atari.py: the environments are cut into shards, each with an own stream of actions and an own inference
         batch, and each worker, an actor of Ray on one thread, owns whole shards. So the same shards give the same
-        weights bit for bit with any number of workers and of equal machines; one shard, on a CPU, without --compile and
-        --overlap, gives those of ppo_atari.py --threads 1. Environments must draw from their own np_random.
+        weights bit for bit with any number of workers and of equal machines; with --threads 1 on a CPU one shard gives
+        those of ppo_atari.py, but with --compile or --overlap. Environments must draw from their own np_random.
 """
 
 import ctypes
@@ -105,18 +106,18 @@ class Args:
     learning_rate: float = 2.5e-4  # step size of the optimizer
     anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the run
     gamma: float = 0.99  # discount of a reward one step later
-    compile: bool = False  # compile what the update computes; needs a C++ compiler on a CPU, seconds to start
+    compile: bool = False  # compile the network, or an update's loss; needs a C++ compiler on a CPU, seconds to start
     amp: bool = False  # bfloat16 before the last layer; pays on CPUs with AMX or AVX512_BF16, crawls on others
 
     num_minibatches: int = 4  # minibatches of one pass over the batch; B / num_minibatches samples each
     update_epochs: int = 4  # passes over each batch
     gae_lambda: float = 0.95  # lambda of GAE: 0 is one-step TD (low variance), 1 sums the whole rollout (low bias)
-    norm_adv: bool = True  # normalise the advantages of each minibatch to mean 0, deviation 1
+    norm_adv: bool = True  # normalise the advantages of each minibatch to mean 0, standard deviation 1
     clip_coef: float = 0.1  # epsilon of PPO's equation 7; usually 0.1 to 0.3
-    clip_vloss: bool = True  # keep the value within clip_coef of its old estimate, as the policy's ratio is kept near 1
+    clip_vloss: bool = True  # a value gains nothing by moving more than clip_coef from its old estimate, as the ratio
     ent_coef: float = 0.01  # weight of the entropy bonus; usually 0 to 0.05
     vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # longest gradient; longer ones are scaled down to it
+    max_grad_norm: float = 0.5  # largest norm of the gradient of all weights; longer ones are scaled down to it
     target_kl: float | None = None  # end an update at the first minibatch of a larger KL divergence; try 0.01 to 0.05
 
     @property
@@ -168,9 +169,9 @@ def is_atari(spec: EnvSpec) -> bool:
 class NativeAtariEnv(AtariVectorEnv):
     """ale-py's C++ vector environment, where a lost life counts as termination and rewards are their signs.
 
-    Up to 30 no-ops, FIRE, the larger of two images, 84 x 84 pixels and stacks of 4 are its defaults, as make_env has
-    them. Games go on after a lost life. `infos["whole_episode"]` has the true score and the length in agent steps of
-    each whole game that ended, None elsewhere, as gymnasium's environments have it.
+    Up to 30 no-ops, the larger of two images, 84 x 84 pixels and stacks of 4 are its defaults, as make_env has them. It
+    presses FIRE at a game's start only: after a lost life, game and stack go on, and the agent has to press it.
+    `infos["whole_episode"]` has the true score and the length in agent steps of each whole game that ended, else None.
     """
 
     def __init__(self, spec: EnvSpec, num_envs: int, num_threads: int) -> None:
@@ -193,7 +194,8 @@ class NativeAtariEnv(AtariVectorEnv):
         # ale-py does not say whether a life or the game ended. Its total frame count goes on through resets, so a game
         # is told by the number of its first frame.
         game_starts = infos["frame_number"] - infos["episode_frame_number"]
-        game_over, self.game_starts = game_starts != self.game_starts, game_starts
+        game_over = game_starts != self.game_starts
+        self.game_starts = game_starts
         if "final_obs" in infos:
             # Of a lost life ale-py's is uninitialised memory; the game goes on from obs.
             infos["final_obs"] = np.where(game_over[:, None, None, None], infos["final_obs"], obs)
@@ -207,7 +209,7 @@ class WholeEpisodes(gym.Wrapper):
     """Reports the true scores of whole episodes, which RecordEpisodeStatistics counts below what cuts or clips them.
 
     "return", "length" and what the environment's last `info["measures"]` held stand in the info of the reset after it,
-    since EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it is.
+    since Atari's EpisodicLifeEnv steps within a reset; as a tuple, which vector environments pass on as it is.
     """
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
@@ -216,7 +218,7 @@ class WholeEpisodes(gym.Wrapper):
             self.unwrapped.action_space.seed(seed)
         self.action_type, self.first_action = self.action_space.dtype.type, getattr(self.action_space, "start", 0)
         obs, _ = self.env.reset(seed=seed, options=options)
-        if not math.isfinite(np.sum(obs)):
+        if not np.isfinite(obs).all():
             raise FloatingPointError(f"{self.spec.id} is not finite at a reset: obs {obs}")
         scores, lengths = self.get_wrapper_attr("return_queue"), self.get_wrapper_attr("length_queue")
         if not scores:
@@ -227,7 +229,7 @@ class WholeEpisodes(gym.Wrapper):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
         """Takes a step; actions have the space's own type, but a Discrete's count from 0 wherever they start."""
         obs, reward, terminated, truncated, self.info = self.env.step(self.action_type(action + self.first_action))
-        if not math.isfinite(reward + np.add.reduce(obs, axis=None)):  # np.sum, in half its time
+        if not (math.isfinite(reward) and np.isfinite(obs).all()):
             raise FloatingPointError(f"{self.spec.id} is not finite in a step: reward {reward}, obs {obs}")
         return obs, reward, terminated, truncated, {}
 
@@ -363,7 +365,7 @@ def compute_gae(
     """Returns the advantages (T, N) of generalised advantage estimation (Schulman et al. 2016, equation 16).
 
     Where a time limit cut an episode off, rewards (T, N) hold gamma * V(final obs) too; values (T, N) are V(obs[t]),
-    next_value (N,) is V after the last step; dones (T, N) are 1 where a step ended its episode, and the sum ends too.
+    next_value (N,) is V after the last step; dones (T, N) are 1 where a step ended its episode: no later delta counts.
     """
     next_values = torch.cat([values[1:], next_value.unsqueeze(0)])
     deltas = rewards + gamma * next_values * (1 - dones) - values
@@ -375,11 +377,11 @@ def compute_gae(
 
 def policy_loss(ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
     """Returns the negated clipped objective, PPO's equation 7, as a mean over (M,) samples."""
-    return torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)).mean()
+    return -torch.min(ratio * advantages, ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantages).mean()
 
 
 def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: float | None) -> Tensor:
-    """Returns half the mean of each sample's larger squared error: of its value, or that clipped near the old one."""
+    """Returns half the mean over (M,) of the larger squared error: of the value, or of it clipped near the old one."""
     squared_error = (new_values - returns).square()
     if clip_coef is not None:
         clipped = values + (new_values - values).clamp(-clip_coef, clip_coef)
@@ -388,7 +390,7 @@ def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: f
 
 
 # ----- Evaluation -----
-EVAL_MAX_STEPS = 27_000  # longest episode where nothing else limits it; ale-py's too, up to 8 of them for no-ops
+EVAL_MAX_STEPS = 27_000  # longest episode without another limit; ale-py's 108,000 frames too, with 8 steps of no-ops
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
@@ -457,7 +459,6 @@ class Worker:
     def __init__(self, args: Args, shards: range) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the learner's to handle
         torch.set_num_threads(1)
-        seed_everything(args.seed + shards[0])  # users' environments may draw from python's and numpy's generators
         self.args = replace(args, threads=1)
         self.envs = {shard: make_envs(self.args, args.envs_per_shard) for shard in shards}
         self.agent = Agent(args, self.envs[shards[0]])
@@ -470,14 +471,13 @@ class Worker:
 
     @torch.no_grad()
     def collect_shard(self, shard: int, seed: int, state: Tensor) -> dict[str, Any]:
-        """Collects T steps from each of a shard's E environments; returns tensors (T, E) and what is said below."""
+        """Collects T steps from each of a shard's E environments; returns what an update needs, (T, E) each."""
         args, envs, size = self.args, self.envs[shard], (self.args.num_steps, self.args.envs_per_shard)
         is_new = shard not in self.next_obs
         if is_new:
-            seed_everything(seed + shard)
-        torch.set_rng_state(state)
-        if is_new:
+            seed_everything(seed + shard)  # users' environments may draw from python's and numpy's generators
             self.next_obs[shard], _ = envs.reset(seed=seed + shard * args.envs_per_shard)
+        torch.set_rng_state(state)
         next_obs, episodes = self.next_obs[shard], []
         obs, actions = np.zeros((*size, *next_obs.shape[1:]), np.uint8), torch.zeros(size, dtype=torch.int64)
         logprobs, values, rewards, dones = torch.zeros((4, *size))
@@ -554,8 +554,8 @@ def fetch(ray: Any, futures: list[Any]) -> list[Any]:  # noqa: ANN401
 
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
     """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run."""
-    before = load_checkpoint(args.resume)["args"] if args.resume is not None else asdict(args)
-    require(before["num_envs"] * before["num_steps"] == args.batch_size, "--num-envs times --num-steps must not change")
+    old = vars(args) | (load_checkpoint(args.resume)["args"] if args.resume is not None else {})
+    require((n := old["num_envs"] * old["num_steps"]) == args.batch_size, f"--num-envs times --num-steps must stay {n}")
     device = prepare(args)
     if device.type == "cpu" and not args.amp and torch.cpu.get_capabilities().get("avx512_bf16"):
         print("hint: --amp is faster here", flush=True)
@@ -572,6 +572,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         ray, num_shards = cleanup.enter_context(ray_cluster(args)), args.num_envs // args.envs_per_shard
         start = ray.remote(max_restarts=10, max_task_retries=-1, scheduling_strategy="SPREAD")(Worker).remote
         workers = [start(args, range(i, num_shards, args.num_workers)) for i in range(args.num_workers)]
+        # Before a run folder is made: what a worker met at its start is raised here.
         fetch(ray, [worker.__ray_ready__.remote() for worker in workers])
         run = cleanup.push(Run(args, "global_step", num_iterations * args.batch_size, agent=agent, optimizer=optimizer))
         # On a GPU this mode replays CUDA graphs, which spares the launch of each kernel.
@@ -905,7 +906,7 @@ def prepare(args: Args) -> torch.device:
     torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads unset memory
     torch.backends.cudnn.benchmark = not args.torch_deterministic
     print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}")
-    print(f"environment: {args.num_envs} x {args.env_id} {find_spec(args.env_id).kwargs}", flush=True)
+    print("environment:", args.num_envs, "x", args.env_id, find_spec(args.env_id).kwargs | json.loads(args.env_kwargs))
     return device
 
 

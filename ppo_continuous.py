@@ -84,7 +84,7 @@ class Args:
     vector: Literal["sync", "async"] = "sync"  # gymnasium's environments step in this process, or in one each
     num_envs: int = 16  # parallel environments, N
     rescale_actions: bool = True  # scale finite bounds of actions to -1 and 1, so that any task starts alike
-    norm_obs: bool = True  # scale observations to mean 0, deviation 1 by running statistics
+    norm_obs: bool = True  # scale observations to mean 0, standard deviation 1 by running statistics
     norm_reward: bool = True  # divide rewards by the running deviation of the discounted return
     num_steps: int = 128  # steps of each environment in one rollout, T
 
@@ -92,7 +92,7 @@ class Args:
     learning_rate: float = 5e-4  # step size of the optimizer
     anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the run
     gamma: float = 0.95  # discount of a reward one step later
-    compile: bool = False  # compile what the update computes; needs a C++ compiler on a CPU, seconds to start
+    compile: bool = False  # compile the network, or an update's loss; needs a C++ compiler on a CPU, seconds to start
     hidden_sizes: tuple[int, ...] = (64, 64)  # units of each hidden layer
     state_dependent_std: bool = False  # let the actor give the actions' deviation at each observation; off: one for all
     log_std_init: float = 0.0  # log of the policy's deviation at the start, or the bias of the outputs that give it
@@ -100,12 +100,12 @@ class Args:
     num_minibatches: int = 32  # minibatches of one pass over the batch; B / num_minibatches samples each
     update_epochs: int = 10  # passes over each batch
     gae_lambda: float = 0.95  # lambda of GAE: 0 is one-step TD (low variance), 1 sums the whole rollout (low bias)
-    norm_adv: bool = True  # normalise the advantages of each minibatch to mean 0, deviation 1
+    norm_adv: bool = True  # normalise the advantages of each minibatch to mean 0, standard deviation 1
     clip_coef: float = 0.2  # epsilon of PPO's equation 7; usually 0.1 to 0.3
-    clip_vloss: bool = True  # keep the value within clip_coef of its old estimate, as the policy's ratio is kept near 1
+    clip_vloss: bool = True  # a value gains nothing by moving more than clip_coef from its old estimate, as the ratio
     ent_coef: float = 0.0  # weight of the entropy bonus; usually 0 to 0.05
     vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # longest gradient; longer ones are scaled down to it
+    max_grad_norm: float = 0.5  # largest norm of the gradient of all weights; longer ones are scaled down to it
     target_kl: float | None = None  # end an update at the first minibatch of a larger KL divergence; try 0.01 to 0.05
 
     @property
@@ -147,7 +147,7 @@ class WholeEpisodes(gym.Wrapper):
     """Reports the true scores of whole episodes, which RecordEpisodeStatistics counts below what cuts or clips them.
 
     "return", "length" and what the environment's last `info["measures"]` held stand in the info of the reset after it,
-    since EpisodicLifeEnv steps on its own within a reset; as a tuple, which vector environments pass on as it is.
+    since Atari's EpisodicLifeEnv steps within a reset; as a tuple, which vector environments pass on as it is.
     """
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict[str, Any]]:
@@ -156,7 +156,7 @@ class WholeEpisodes(gym.Wrapper):
             self.unwrapped.action_space.seed(seed)
         self.action_type, self.first_action = self.action_space.dtype.type, getattr(self.action_space, "start", 0)
         obs, _ = self.env.reset(seed=seed, options=options)
-        if not math.isfinite(np.sum(obs)):
+        if not np.isfinite(obs).all():
             raise FloatingPointError(f"{self.spec.id} is not finite at a reset: obs {obs}")
         scores, lengths = self.get_wrapper_attr("return_queue"), self.get_wrapper_attr("length_queue")
         if not scores:
@@ -167,7 +167,7 @@ class WholeEpisodes(gym.Wrapper):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
         """Takes a step; actions have the space's own type, but a Discrete's count from 0 wherever they start."""
         obs, reward, terminated, truncated, self.info = self.env.step(self.action_type(action + self.first_action))
-        if not math.isfinite(reward + np.add.reduce(obs, axis=None)):  # np.sum, in half its time
+        if not (math.isfinite(reward) and np.isfinite(obs).all()):
             raise FloatingPointError(f"{self.spec.id} is not finite in a step: reward {reward}, obs {obs}")
         return obs, reward, terminated, truncated, {}
 
@@ -285,7 +285,7 @@ class Agent(nn.Module):
             self.log_std = nn.Parameter(torch.full((action_dim,), args.log_std_init))
 
     def normalise(self, obs: Tensor) -> Tensor:
-        """Returns observations (M, O) with mean 0 and deviation 1, kept within +-10."""
+        """Returns observations (M, O) with mean 0 and standard deviation 1, kept within +-10."""
         if not self.norm_obs:
             return obs.float()
         # In float64, since float32 would round away what is small beside a large offset, such as a clock's.
@@ -316,7 +316,7 @@ def compute_gae(
     """Returns the advantages (T, N) of generalised advantage estimation (Schulman et al. 2016, equation 16).
 
     Where a time limit cut an episode off, rewards (T, N) hold gamma * V(final obs) too; values (T, N) are V(obs[t]),
-    next_value (N,) is V after the last step; dones (T, N) are 1 where a step ended its episode, and the sum ends too.
+    next_value (N,) is V after the last step; dones (T, N) are 1 where a step ended its episode: no later delta counts.
     """
     next_values = torch.cat([values[1:], next_value.unsqueeze(0)])
     deltas = rewards + gamma * next_values * (1 - dones) - values
@@ -328,11 +328,11 @@ def compute_gae(
 
 def policy_loss(ratio: Tensor, advantages: Tensor, clip_coef: float) -> Tensor:
     """Returns the negated clipped objective, PPO's equation 7, as a mean over (M,) samples."""
-    return torch.max(-advantages * ratio, -advantages * ratio.clamp(1 - clip_coef, 1 + clip_coef)).mean()
+    return -torch.min(ratio * advantages, ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantages).mean()
 
 
 def value_loss(new_values: Tensor, values: Tensor, returns: Tensor, clip_coef: float | None) -> Tensor:
-    """Returns half the mean of each sample's larger squared error: of its value, or that clipped near the old one."""
+    """Returns half the mean over (M,) of the larger squared error: of the value, or of it clipped near the old one."""
     squared_error = (new_values - returns).square()
     if clip_coef is not None:
         clipped = values + (new_values - values).clamp(-clip_coef, clip_coef)
@@ -362,7 +362,7 @@ def minibatch_loss(agent: Agent, args: Args, minibatch: tuple[Tensor, ...]) -> t
 
 
 # ----- Evaluation -----
-EVAL_MAX_STEPS = 27_000  # longest episode where nothing else limits it; ale-py's too, up to 8 of them for no-ops
+EVAL_MAX_STEPS = 27_000  # longest episode without another limit; ale-py's 108,000 frames too, with 8 steps of no-ops
 
 
 def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film: Path | None) -> list[dict[str, float]]:
@@ -427,8 +427,8 @@ def evaluate_checkpoint(args: Args) -> None:
 # ----- Training -----
 def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one story, read from top to bottom)
     """Returns the trained agent and the scores of its final evaluation; args.resume goes on with a run."""
-    before = load_checkpoint(args.resume)["args"] if args.resume is not None else asdict(args)
-    require(before["num_envs"] * before["num_steps"] == args.batch_size, "--num-envs times --num-steps must not change")
+    old = vars(args) | (load_checkpoint(args.resume)["args"] if args.resume is not None else {})
+    require((n := old["num_envs"] * old["num_steps"]) == args.batch_size, f"--num-envs times --num-steps must stay {n}")
     device = prepare(args)
     with ExitStack() as cleanup:
         envs = cleanup.enter_context(closing(make_envs(args, args.num_envs)))
@@ -752,7 +752,7 @@ def prepare(args: Args) -> torch.device:
     torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing here reads unset memory
     torch.backends.cudnn.benchmark = not args.torch_deterministic
     print(f"device: {torch.cuda.get_device_name() if device.type == 'cuda' else device}")
-    print(f"environment: {args.num_envs} x {args.env_id} {find_spec(args.env_id).kwargs}", flush=True)
+    print("environment:", args.num_envs, "x", args.env_id, find_spec(args.env_id).kwargs | json.loads(args.env_kwargs))
     return device
 
 

@@ -745,6 +745,14 @@ def test_renamed_arguments_are_named_and_left_out(finished, tmp_path, monkeypatc
     assert err == f"{tmp_path}: left out clip_range=0.6: this script has no such argument\n"
 
 
+def test_a_run_goes_on_where_an_argument_of_its_batch_was_renamed(finished, tmp_path, monkeypatch, capsys):
+    content = load(finished)
+    content["args"]["horizon"] = steps = content["args"].pop("num_steps")
+    torch.save(content, tmp_path / "latest.pt")
+    command_line(monkeypatch, "--resume", str(tmp_path), f"--num-steps={steps}", *SHORT)
+    assert "this run is finished, at step 128" in capsys.readouterr().out.splitlines()
+
+
 # ----- Evaluation and agent files -----
 def test_an_agent_file_is_evaluated_but_not_resumed(finished, tmp_path, monkeypatch, capsys):
     content = load(finished)

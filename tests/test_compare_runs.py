@@ -555,7 +555,7 @@ def test_zoo(tmp_path):
     (run,) = read(folder / "evaluations.npz", metric="eval")
     assert (run.curve.steps.tolist(), run.curve.values.tolist()) == ([100, 200], [2.0, 5.5])
     assert np.isnan(run.curve.seconds).all()
-    assert table_of([row_of([run], threshold=2.0)], threshold=2.0)["time to 2"] == ["not logged"]
+    assert table_of([row_of([run], threshold=2.0)], threshold=2.0)["median time to 2"] == ["not logged"]
     # The event file beside it has the times, here 10 s a hundred steps.
     write_events(folder, [(100, 10.0, 2.0, "eval/mean_reward"), (300, 30.0, 5.5, "eval/mean_reward")])
     (run,) = read(folder, metric="eval", x="time")
@@ -680,7 +680,7 @@ def test_a_run_beside_its_csv_file_gets_no_verdict(tmp_path):
     groups = compare_runs.group_runs(runs, compare_runs.differing_keys(runs))
     assert [group.name for group in groups] == ["smoothing=bins of episodes", "smoothing=means of 100 episodes"]
     (verdict,) = compare_runs.compare(groups, DEFAULTS)
-    expected = "their points are no like things (bins of episodes and means of 100 episodes)."
+    expected = "their points are not comparable (bins of episodes and means of 100 episodes)."
     assert verdict.sentence().startswith(
         f"Env-v0: no verdict on {groups[0].name} and {groups[1].name}: {expected[:-1]}"
     )
@@ -914,9 +914,18 @@ def test_sample_efficiency_is_that_of_rliable():
 
 def test_resamples_stay_within_environments():
     """Of 1 and 2 either may stand in the first place, and 7 in the last alone."""
-    columns = [np.array([1.0, 2.0]), np.array([7.0])]
+    columns = [np.array([1.0, 2.0, 2.0, 1.0, 2.0]), np.full(5, 7.0)]
     assert compare_runs.bootstrapped(columns, lambda scores: scores[..., 0]).tolist() == [1, 1, 2]
     assert compare_runs.bootstrapped(columns, lambda scores: scores[..., -1]).tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize(("sizes", "shown"), [((4, 9), False), ((5, 5), True), ((7,), False), ((8,), True)])
+def test_a_bootstrap_of_few_runs_has_no_interval(sizes, shown):
+    """Its 95 % interval would hold the truth in 75 (of 3 runs) to 90 of 100 tables."""
+    columns = [np.arange(size, dtype=float) for size in sizes]
+    middle, *ends = compare_runs.bootstrapped(columns, lambda scores: scores.mean(-1))
+    assert middle == np.concatenate(columns).mean()
+    assert np.isfinite(ends).tolist() == [shown, shown]
 
 
 def test_grid_goes_on_over_the_others():
@@ -982,11 +991,11 @@ def test_runs_that_never_reach_a_threshold_count_as_infinite():
     row = row_of([*runs, make_run([0, 0], [0, 40])], threshold=9)
     assert (row["reached"], row["steps_to_threshold"], row["seconds_to_threshold"]) == (2, 30, 3)
     shown = table_of([row], threshold=9)
-    assert shown["reached 9"] == ["2 of 3 (21% to 94%)"]
-    assert shown["steps to 9"] == ["30 (20 to never)"]
-    assert shown["time to 9"] == ["3.0 seconds (2.0 seconds to never)"]
+    assert shown["reached (95 %) 9"] == ["2 of 3 (21% to 94%)"]
+    assert shown["median steps to 9"] == ["30 (20 to never)"]
+    assert shown["median time to 9"] == ["3.0 seconds (2.0 seconds to never)"]
     row = row_of([runs[0], make_run([0, 0], [0, 40])], threshold=9)
-    assert table_of([row], threshold=9)["steps to 9"] == ["never (20 to never)"]
+    assert table_of([row], threshold=9)["median steps to 9"] == ["never (20 to never)"]
 
 
 def test_row_of_few_runs():
@@ -1339,7 +1348,7 @@ def test_one_run_of_an_environment_gives_no_interval_of_an_aggregate(tmp_path, m
     command_line(compare_runs, monkeypatch, str(tmp_path), "--normalise", str(references), "--out", str(out))
     shown = capsys.readouterr().out
     assert re.search(r"\| ppo +\| +2 \| +2 \| +0.500 \| +0.500 \|", shown)
-    assert "note: the groups are over different environments, so their normalised scores are no like things" in shown
+    assert "note: the groups are over different environments, so their normalised scores are not comparable" in shown
     with open(tmp_path / "table_all.csv", newline="") as file:
         assert [(row["iqm"], row["iqm_low"], row["iqm_high"]) for row in csv.DictReader(file)] == [("0.5", "", "")] * 2
 

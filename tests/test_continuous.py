@@ -618,7 +618,7 @@ def test_a_resumed_run_keeps_its_batch(tmp_path, monkeypatch, capsys):
     flags = ["--resume", str(only_run(tmp_path)), "--total-timesteps=256"]
     status, _, err = command(monkeypatch, capsys, *flags, "--num-envs=4")
     assert (status, err.count("\n")) == (2, 1)
-    assert "--num-envs times --num-steps must not change" in err
+    assert "--num-envs times --num-steps must stay 64" in err
     assert command(monkeypatch, capsys, *flags, "--num-envs=4", "--num-steps=16")[0] == 0
     assert load(only_run(tmp_path) / "latest.pt")["counters"]["global_step"] == 256
 

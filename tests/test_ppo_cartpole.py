@@ -280,14 +280,31 @@ def test_a_run_draws_its_returns_where_asked_for(tmp_path, monkeypatch):
     assert lines[2:] == [[], []]
 
 
+def test_the_environment_is_told_with_the_keywords_in_force(tmp_path, capsys):
+    """Registered with length 3 and its end; each step pays 1, so the score is the length that was given."""
+    kwargs = '{"length": 5}'
+    _, scores = script.train(tiny(tmp_path, env_kwargs=kwargs, total_timesteps=64))
+    told = "environment: 2 x small_envs:VectorRamp3Trunc-v0 {'length': 5"
+    assert [line[: len(told)] for line in capsys.readouterr().out.splitlines() if line.startswith("env")] == [told]
+    assert set(scores) == {5.0}
+
+
 # ----- Errors -----
 def test_another_batch_size_is_refused(tmp_path, monkeypatch, capsys):
     script.train(tiny(tmp_path))
     flags = ("--resume", str(only_run(tmp_path)), "--num-envs=4", "--total-timesteps=1000", "--no-cuda")
     monkeypatch.setattr(script, "make_envs", lambda *_: pytest.fail("an environment was made"))
     status, text = failed(script, monkeypatch, capsys, *flags)
-    message = "error: --num-envs times --num-steps must not change\n"
+    message = "error: --num-envs times --num-steps must stay 64\n"
     assert (status, text) == (2, message)
+
+
+def test_a_sum_beyond_float32_is_finite():
+    """Each observation is finite; 4 times 3e38 is not, in float32."""
+    env = gym.wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"), stats_key="whole_episode")
+    env = gym.wrappers.TransformObservation(env, lambda obs: np.full_like(obs, 3e38), env.observation_space)
+    env = script.WholeEpisodes(env)
+    assert env.reset(seed=0)[0].tolist() == env.step(0)[0].tolist() == [np.float32(3e38)] * 4
 
 
 @pytest.mark.parametrize("env", ["VectorNanLater", "VectorRampNanObs", "VectorRampNanReset"])

@@ -165,7 +165,7 @@ def names_in(found):
         ("return obs, reward, terminated, truncated, {}", "return obs, reward, True, truncated, {}", {"WholeEpisodes"}),
         # a constant, and the text below it
         ("EVAL_MAX_STEPS = 27_000", "EVAL_MAX_STEPS = 27_001", {"EVAL_MAX_STEPS", "Evaluation"}),
-        ("longest episode where", "longest episode Where", {"EVAL_MAX_STEPS", "Evaluation"}),
+        ("longest episode without", "longest episode Without", {"EVAL_MAX_STEPS", "Evaluation"}),
         # what has no name in a section
         ('if __name__ == "__main__":', 'if __name__ == "__main__":  # hm', {"Bookkeeping"}),
     ],
@@ -208,8 +208,12 @@ def test_a_name_that_is_not_shared_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "reported"),
     [
-        ("longest gradient; longer ones", "longest gradient, longer ones", "Args.max_grad_norm"),
-        ("  # longest gradient; longer ones are scaled down to it", "", "Args.max_grad_norm"),
+        ("all weights; longer ones", "all weights, longer ones", "Args.max_grad_norm"),
+        (
+            "  # largest norm of the gradient of all weights; longer ones are scaled down to it",
+            "",
+            "Args.max_grad_norm",
+        ),
         ("target_kl: float | None = None", "target_kl: float = None", "Args.target_kl"),
         ("    gamma: float = 0.99  # discount of a reward one step later\n", "", None),
         ("gamma: float = 0.99", "gamma: float = 0.98", None),
