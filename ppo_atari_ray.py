@@ -508,7 +508,8 @@ class Worker:
 def ray_cluster(args: Args) -> Iterator[Any]:
     """Yields the package ray, connected to a cluster; one that was started here is ended, with all its processes.
 
-    Ray runs whatever it is sent, so every message must carry a secret: a cluster's own, or one made for this run.
+    Ray runs whatever it is sent, so every message must carry a secret: a cluster's own, or one made for this run. Where
+    no cluster answers, one try and 10 seconds instead of minutes are waited.
     """
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     for name, value in (("AUTH_MODE", "token"), ("NUM_REDIS_GET_RETRIES", "1"), ("py_gcs_connect_timeout_s", "10")):

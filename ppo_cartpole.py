@@ -215,11 +215,11 @@ class Agent(nn.Module):
         self.actor, self.critic = network(num_actions, std=0.01), network(1, std=1)
 
     def policy(self, obs: Tensor) -> Categorical:
-        """Returns the policy over A actions for observations (M, O)."""
+        """Returns the policy over A actions for observations (..., O)."""
         return Categorical(logits=self.actor(obs.float()), validate_args=False)
 
     def value(self, obs: Tensor) -> Tensor:
-        """Returns the values (M,) of observations (M, O)."""
+        """Returns the values (...) of observations (..., O)."""
         return self.critic(obs.float()).squeeze(-1)
 
     def act(self, obs: Tensor, greedy: bool) -> Tensor:

@@ -67,9 +67,10 @@ class BalancingPlate(gym.Env[np.ndarray, Any], EzPickle):
     ## Description
 
     A plate of 0.3 kg and 0.3 m x 0.3 m turns without friction about two hinges that cross in its middle: pitch about
-    the x axis, and roll, which turns with the pitch, about the plate's y axis. A torque acts at each hinge. On the
-    plate lies a ball of 0.7 g and 20 mm radius, a solid one, which rolls without slipping. It is nowhere at rest but on
-    a level plate, and its weight turns the plate further: with no torque it is lost after about a second.
+    the x axis, and roll, which turns with the pitch, about the plate's y axis (URDF and Bullet's Euler angles name them
+    the other way round). A torque acts at each hinge. On the plate lies a ball of 0.7 g and 20 mm radius, a solid one,
+    which rolls without slipping. It is nowhere at rest but on a level plate, and its weight turns the plate further:
+    with no torque it is lost after about a second.
 
     For small angles, with I = 0.00226 kg m^2 of the plate about either hinge, m = 0.0007 kg and g = 9.81 m/s^2:
 
@@ -203,7 +204,7 @@ class BalancingPlate(gym.Env[np.ndarray, Any], EzPickle):
 
         self.settings = settings
         self.render_mode, self.width, self.height = render_mode, width, height
-        # A picture for every decision plays at the speed of the clock.
+        # Films have a picture for every decision: at this rate they play in real time.
         self.metadata = self.metadata | {"render_fps": 1 / (PHYSICS_STEP * settings.frame_skip)}
         high = np.array([0.3, 0.3, 0.5, 10, 10, 10, 1.6, 1.6, 100, 100][: 10 if settings.joint_velocities else 8])
         high = (high * settings.observation_scale).astype(np.float32)

@@ -88,7 +88,8 @@ class BulletCartPole(gym.Env[np.ndarray, np.int64], EzPickle):
     ## Rewards
 
     `reward_kind="alive"`: 1 for every decision, the last one included, so that the return is the length.
-    `"zero_at_end"`: the same, but 0 for the decision that ends the episode, be it by a fall or as its 500th.
+    `"zero_at_end"`: the same, but 0 for the decision that ends the episode, be it by a fall or as its 500th, whatever
+    other time limit `gymnasium.make` was given.
 
     ## Starting State
 
@@ -103,7 +104,8 @@ class BulletCartPole(gym.Env[np.ndarray, np.int64], EzPickle):
 
     All by keyword. What is not given comes from the preset: "default", or "original", the values of the hobbyist's
     experiment from which the task comes. In that the motor with which PyBullet holds every joint was left on at the
-    slider, where it eats 20 N of the 50 N; one coarse step per decision and Bullet's damping distort the motion.
+    slider, where it eats 20 N of the 50 N; one coarse step per decision and Bullet's damping distort the motion. With
+    12 substeps no force that is allowed moves a cart whose motor is on.
 
     | argument               | default  | original      | meaning                                     |
     | ---------------------- | -------- | ------------- | ------------------------------------------- |
@@ -114,7 +116,7 @@ class BulletCartPole(gym.Env[np.ndarray, np.int64], EzPickle):
     | `angle_limit`          | 0.2095   | 0.2095        | rad, above 0, at most 1.5                   |
     | `substeps`             | 12       | 1             | physics steps of a decision, 1 to 100       |
     | `damping`              | 0        | 0.04          | Bullet's linear and angular damping, 0 to 1 |
-    | `slider_motor`         | False    | True          | PyBullet's motor on, 20 N in each substep   |
+    | `slider_motor`         | False    | True          | motor on: it eats 20 N times the substeps   |
     | `reward_kind`          | "alive"  | "zero_at_end" | see Rewards                                 |
     | `render_mode`          | None     | None          | "rgb_array": pictures; "human": a window    |
     | `width`, `height`      | 480, 320 | 480, 320      | of a picture, 16 to 4096                    |
