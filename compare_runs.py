@@ -1173,7 +1173,7 @@ def draw_aggregates(groups: list[Group], args: Args) -> Figure:
         draw_line(efficiency, grid / unit, band, style(i), label)
     profile.set(xlabel="normalised score s", ylabel="share of runs above s")
     efficiency.set(xlabel=label_x, ylabel="IQM of normalised scores")
-    legend_below(figure, "Bands: pointwise 95 % intervals, runs resampled within each environment; none of too few.")
+    legend_below(figure, "Bands: pointwise 95 % intervals, runs resampled within each environment; few runs have none.")
     return figure
 
 

@@ -19,7 +19,7 @@ Differs from the paper: as in OpenAI's code the network is DQN's of 2015, gradie
 Differs from ppo_atari.py: the environments are cut into shards, each with an own stream of actions and an own inference
         batch, and each worker, an actor of Ray on one thread, owns whole shards. So the same shards give the same
         weights bit for bit with any number of workers and of equal machines; with --threads 1 on a CPU one shard gives
-        those of ppo_atari.py, but with --compile or --overlap. Environments must draw from their own np_random.
+        those of ppo_atari.py, except with --compile or --overlap. Environments must draw from their own np_random.
 """
 
 import ctypes
@@ -508,8 +508,8 @@ class Worker:
 def ray_cluster(args: Args) -> Iterator[Any]:
     """Yields the package ray, connected to a cluster; one that was started here is ended, with all its processes.
 
-    Ray runs whatever it is sent, so every message must carry a secret: a cluster's own, or one made for this run. Where
-    no cluster answers, one try and 10 seconds instead of minutes are waited.
+    Ray runs whatever it is sent, so every message must carry a secret: a cluster's own, or one made for this run. The
+    two settings beside the token's make a missing cluster an error within seconds, not minutes.
     """
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     for name, value in (("AUTH_MODE", "token"), ("NUM_REDIS_GET_RETRIES", "1"), ("py_gcs_connect_timeout_s", "10")):
