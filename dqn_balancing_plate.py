@@ -18,8 +18,7 @@ Task:  the signs of two torques are one of A = 4 actions. The best agent is the 
        longest, and among those the one that keeps it nearest to the centre. Every reward tells how near, so a low
        gamma suffices, and small values are learned with small errors.
 Differs from the paper: Adam instead of RMSProp; the learning rate falls to 0; the error is squared, where the paper
-        clips it; gradients are clipped by their norm; frequencies count the steps of all environments together; a time
-        limit is no end of the task.
+        clips it; frequencies count the steps of all environments together; a time limit is no end of the task.
 """
 
 import difflib
@@ -104,13 +103,13 @@ class Args:
 
     train_frequency: int = 2  # environment steps, over all environments, for each update
     double: bool = False  # Double DQN: the network that learns picks the next action, the target network values it
+    target_e: float = 0.0  # epsilon of the policy whose values are learned; 0: of the greedy one, as in the papers
     loss: Literal["mse", "huber"] = "mse"  # squared error, or the paper's clipped one: biased if terminations are rare
     tau: float = 1.0  # how far each update of the target network moves it towards the network; 1: a copy
     target_network_frequency: int = 200  # environment steps between updates of the target network
     start_e: float = 1.0  # epsilon, the probability of a random action, at the start
     end_e: float = 0.05  # epsilon after the exploration, and in evaluations that are not greedy
     exploration_fraction: float = 0.5  # share of total_timesteps over which epsilon falls linearly
-    max_grad_norm: float = 10.0  # largest norm of the gradient of all weights; longer ones are scaled down to it
 
     def check(self) -> None:
         """Raises a UsageError where a value is out of range or does not fit another one."""
@@ -118,9 +117,8 @@ class Args:
             "batch_size train_frequency target_network_frequency eval_episodes": (1, math.inf),
             "num_envs hidden_sizes": (1, 10_000),
             "threads checkpoint_every eval_every max_episode_steps": (0, math.inf),
-            "max_grad_norm": (1e-12, math.inf),
             "learning_rate tau": (1e-12, 1),
-            "gamma start_e end_e exploration_fraction": (0, 1),
+            "gamma target_e start_e end_e exploration_fraction": (0, 1),
             "seed": (0, 2_000_000_000),  # evaluations add to it, and some environments take 31 bits
             "buffer_size total_timesteps": (self.num_envs, math.inf),
             "learning_starts": (0, self.total_timesteps - 1),
@@ -301,25 +299,28 @@ def epsilon_greedy(q_values: Tensor, epsilon: float) -> Tensor:
     return torch.where(explore, torch.randint(num_actions, (num_envs,)), q_values.argmax(-1).cpu())
 
 
-def td_targets(rewards: Tensor, terminations: Tensor, next_q: Tensor, next_target_q: Tensor, gamma: float) -> Tensor:
-    """Returns what Q-learning takes for the values (M,) of the actions (Mnih et al. 2015, algorithm 1).
+def td_targets(
+    rewards: Tensor, terminations: Tensor, next_q: Tensor, next_target_q: Tensor, gamma: float, epsilon: float
+) -> Tensor:
+    """Returns what is taken for the values (M,) of the actions of an epsilon-greedy policy.
 
-    The best next action by next_q (M, A) counts with its value in next_target_q (M, A). Both are the target network's;
-    in Double DQN (van Hasselt et al. 2016) next_q is the learning network's. Nothing follows where
+    With epsilon 0 that is Q-learning (Mnih et al. 2015, algorithm 1), else Expected Sarsa (Sutton and Barto 2018,
+    equation 6.9). The best next action by next_q (M, A) counts with its value in next_target_q (M, A). Both are the
+    target network's; in Double DQN (van Hasselt et al. 2016) next_q is the learning network's. Nothing follows where
     terminations (M,) are 1; a time limit is no such end.
     """
-    picked = next_q.argmax(-1, keepdim=True)
-    return rewards + gamma * (1 - terminations) * next_target_q.gather(-1, picked).squeeze(-1)
+    best = next_target_q.gather(-1, next_q.argmax(-1, keepdim=True)).squeeze(-1)
+    return rewards + gamma * (1 - terminations) * ((1 - epsilon) * best + epsilon * next_target_q.mean(-1))
 
 
 def q_learning_loss(
-    q_network: nn.Module, target_network: nn.Module, batch: Batch, gamma: float, double: bool, loss: str
+    q_network: nn.Module, target_network: nn.Module, batch: Batch, gamma: float, epsilon: float, double: bool, loss: str
 ) -> tuple[Tensor, Tensor]:
     """Returns the loss of a batch, and the mean value of its actions."""
     with torch.no_grad():
         next_target_q = target_network(batch.next_obs)
         next_q = q_network(batch.next_obs) if double else next_target_q
-        targets = td_targets(batch.rewards, batch.terminations, next_q, next_target_q, gamma)
+        targets = td_targets(batch.rewards, batch.terminations, next_q, next_target_q, gamma, epsilon)
     q_values = q_network(batch.obs).gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
     # smooth_l1_loss is half the square up to 1 and the absolute error less a half beyond.
     error = nn.functional.mse_loss if loss == "mse" else nn.functional.smooth_l1_loss
@@ -454,10 +455,11 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             for step in range(max(start_step, learn_from) + 1, global_step + 1):
                 if step % args.train_frequency == 0:
                     batch = replay.sample(args.batch_size, device)
-                    td_loss, mean_q = q_learning_loss(agent, target_network, batch, args.gamma, args.double, args.loss)
+                    settings = args.gamma, args.target_e, args.double, args.loss
+                    td_loss, mean_q = q_learning_loss(agent, target_network, batch, *settings)
                     optimizer.zero_grad()
                     td_loss.backward()
-                    grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                    grad_norm = nn.utils.get_total_norm([x.grad for x in agent.parameters()])
                     optimizer.step()
                     losses.append(torch.stack([td_loss.detach(), mean_q, grad_norm]))
                 if step % args.target_network_frequency == 0:

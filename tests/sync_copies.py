@@ -31,8 +31,11 @@ SECTIONS = ("Evaluation", "Bookkeeping")
 """those that are equal as a whole"""
 OWN = {"Args", "minibatch_loss", "train", "make_env", "make_envs", "Agent"}
 """names of what each script has for itself"""
+VECTORS = ("dqn_cartpole_vec.py", "dqn_balancing_plate.py")
 ALLOWED = {
-    "ReplayBuffer": (("dqn_atari.py", "dqn_cartpole_pixels.py"), "images are held as single frames, vectors whole")
+    "ReplayBuffer": (("dqn_atari.py", "dqn_cartpole_pixels.py"), "images are held as single frames, vectors whole"),
+    "td_targets": (VECTORS, "values of an epsilon-greedy policy too"),
+    "q_learning_loss": (VECTORS, "calls td_targets"),
 }
 """name: the scripts that share a text of their own under it, and why"""
 

@@ -266,7 +266,6 @@ def test_the_ball_stays_on_the_plate_after_6000_decisions(tmp_path):
         start_e=1.0,
         end_e=0.05,
         exploration_fraction=0.3,
-        max_grad_norm=10.0,
         eval_episodes=5,
         eval_every=0,
         checkpoint_every=0,
