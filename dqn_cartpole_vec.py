@@ -93,17 +93,17 @@ class Args:
     save_replay: bool = False  # keep the replay memory in latest.pt, so that a resumed run learns on at once
 
     total_timesteps: int = 110_000  # environment steps of the whole run, over all environments
-    learning_rate: float = 5e-4  # step size of the optimizer
+    learning_rate: float = 1e-3  # step size of the optimizer
     anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the run
     gamma: float = 0.99  # discount of a reward one step later
     hidden_sizes: tuple[int, ...] = (128, 128)  # units of each hidden layer
 
     train_frequency: int = 4  # environment steps, over all environments, for each update
     double: bool = True  # Double DQN: the network that learns picks the next action, the target network values it
-    target_e: float = 0.2  # epsilon of the policy whose values are learned; 0: of the greedy one, as in the papers
+    target_e: float = 0.4  # epsilon of the policy whose values are learned; 0: of the greedy one, as in the papers
     loss: Literal["mse", "huber"] = "mse"  # squared error, or the paper's clipped one: biased if terminations are rare
     tau: float = 1.0  # how far each update of the target network moves it towards the network; 1: a copy
-    target_network_frequency: int = 100  # environment steps between updates of the target network
+    target_network_frequency: int = 50  # environment steps between updates of the target network
     start_e: float = 1.0  # epsilon, the probability of a random action, at the start
     end_e: float = 0.2  # epsilon after the exploration, and in evaluations that are not greedy
     exploration_fraction: float = 0.2  # share of total_timesteps over which epsilon falls linearly
