@@ -12,12 +12,12 @@ Paper: Mnih et al. 2015, https://www.nature.com/articles/nature14236; Double DQN
        https://arxiv.org/abs/1509.06461.
 Run:   python dqn_cartpole_vec.py --env-id CartPole-v1
 Shapes: N envs, M samples of a batch, O observation dims, A actions.
-Differs from the first paper: what is learned are the values of the policy that explores (Expected Sarsa), with an
-        epsilon of 0.2 to the end. Those of the best actions hardly differ while the pole can still be saved, so the
-        larger of two is mostly error, values rise above any possible return, and a solved task is unlearned; Double
-        DQN and a rate that falls to 0, for the same reason; Adam instead of RMSProp; neither errors nor gradients are
-        clipped, since with values near 1 / (1 - gamma) = 100 the large ones come from the few falls, which would count
-        too little; frequencies count the steps of all environments together; a time limit is no end of the task.
+Differs from the first paper: what is learned are the values of a policy that explores (Expected Sarsa). Those of the
+        best actions hardly differ while the pole can still be saved, so the larger of two is mostly error, values rise
+        above any possible return, and a solved task is unlearned; Double DQN and a rate that falls to 0, for the same
+        reason; Adam instead of RMSProp; neither errors nor gradients are clipped, since the large ones come from the
+        few falls, which would count too little; an epsilon of 0.2 to the end, which keeps falls in the memory;
+        frequencies count the steps of all environments together; a time limit is no end of the task.
 """
 
 import difflib
