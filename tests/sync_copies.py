@@ -34,8 +34,8 @@ OWN = {"Args", "minibatch_loss", "train", "make_env", "make_envs", "Agent"}
 VECTORS = ("dqn_cartpole_vec.py", "dqn_balancing_plate.py")
 ALLOWED = {
     "ReplayBuffer": (("dqn_atari.py", "dqn_cartpole_pixels.py"), "images are held as single frames, vectors whole"),
-    "td_targets": (VECTORS, "values of an epsilon-greedy policy too"),
-    "q_learning_loss": (VECTORS, "calls td_targets"),
+    "td_targets": (VECTORS, "values of an epsilon-greedy policy, too: those of the best actions unlearn CartPole"),
+    "q_learning_loss": (VECTORS, "gives td_targets its epsilon"),
 }
 """name: the scripts that share a text of their own under it, and why"""
 
