@@ -7,7 +7,6 @@ import functools
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -351,13 +350,14 @@ def test_the_entropy_bonus_makes_a_policy_more_random(tmp_path, flags):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
-@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
-def test_compiled_and_eager_updates_agree(tmp_path):
-    """Adam takes 1 step from the same weights."""
-    flags = {"total_timesteps": 64, "num_minibatches": 1, "update_epochs": 1, "hidden_sizes": (8,)}
-    agents = [ppo.train(tiny(tmp_path, compile=x, env_id="Pendulum-v1", **flags))[0] for x in (False, True)]
-    for name, tensor in agents[0].state_dict().items():
-        torch.testing.assert_close(agents[1].state_dict()[name], tensor, rtol=0, atol=1e-5)
+def test_compiled_and_eager_updates_agree(tmp_path, monkeypatch):
+    """Graphs of 3 iterations, whose rates fall: what is captured is ours, what C++ is made of it is torch's."""
+    flags = {"total_timesteps": 192, "num_minibatches": 1, "update_epochs": 1, "hidden_sizes": (8,), "anneal_lr": True}
+    eager, _ = ppo.train(tiny(tmp_path, env_id="Pendulum-v1", **flags))
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    compiled, _ = ppo.train(tiny(tmp_path, env_id="Pendulum-v1", compile=True, **flags))
+    for name, tensor in eager.state_dict().items():
+        torch.testing.assert_close(compiled.state_dict()[name], tensor, rtol=0, atol=1e-5)
 
 
 def test_compiling_without_a_compiler_is_refused_in_one_line(tmp_path):
