@@ -92,7 +92,7 @@ class Args:
     learning_starts: int = 1_000  # steps before the first update; after a resume without replay memory as many again
     save_replay: bool = False  # keep the replay memory in latest.pt, so that a resumed run learns on at once
 
-    total_timesteps: int = 110_000  # environment steps of the whole run, over all environments
+    total_timesteps: int = 150_000  # environment steps of the whole run, over all environments
     learning_rate: float = 1e-3  # step size of the optimizer
     anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the run
     gamma: float = 0.99  # discount of a reward one step later
