@@ -819,7 +819,8 @@ def cells(rows: list[dict[str, Any]], args: Args) -> list[list[str]]:
     with_middle = any(row["iqm"] is not None for row in rows)
     header = ["environment", "group", "runs", "median (its interval)", *["IQM (95 %)"] * with_middle]
     if args.threshold is not None:
-        header += [f"{name} {args.threshold:g}" for name in ("reached (95 %)", "median steps to", "median time to")]
+        at = f"{args.threshold:g}"
+        header += [f"reached {at} (95 %)", f"median steps to {at}", f"median time to {at}"]
     lines = [[*header, "steps/s"]]
     for row in rows:
         kind = ", min to max" if row["confidence"] is None else f", {100 * row['confidence']:.1f} %"

@@ -215,7 +215,7 @@ def write_args_json(folder: Path, args: Args, settings: dict[str, Any], global_s
         "command": shlex.join([Path(sys.executable).name, *sys.argv]),
         "versions": {"python": platform.python_version()} | {x: importlib.metadata.version(x) for x in packages},
         "git_commit": commit,
-        "device": f"cpu {platform.machine()}",
+        "device": "cpu",
     }
     (folder / "args.json").write_text(json.dumps(content, indent=2) + "\n")
 

@@ -991,7 +991,7 @@ def test_runs_that_never_reach_a_threshold_count_as_infinite():
     row = row_of([*runs, make_run([0, 0], [0, 40])], threshold=9)
     assert (row["reached"], row["steps_to_threshold"], row["seconds_to_threshold"]) == (2, 30, 3)
     shown = table_of([row], threshold=9)
-    assert shown["reached (95 %) 9"] == ["2 of 3 (21% to 94%)"]
+    assert shown["reached 9 (95 %)"] == ["2 of 3 (21% to 94%)"]
     assert shown["median steps to 9"] == ["30 (20 to never)"]
     assert shown["median time to 9"] == ["3.0 seconds (2.0 seconds to never)"]
     row = row_of([runs[0], make_run([0, 0], [0, 40])], threshold=9)
