@@ -363,8 +363,8 @@ def test_a_rollout_larger_than_the_free_memory_is_refused(tmp_path, monkeypatch,
 # ----- Learning -----
 @pytest.mark.parametrize("seed", [1, 2])
 def test_cartpole_is_learned(tmp_path, seed):
-    """Random play falls after 22 steps, a policy that leans to one side after 9."""
+    """Random play falls after 22 steps, a policy that leans to one side after 9; seeds 1 to 4 reach 360 to 454."""
     quiet = {"eval_every": 0, "checkpoint_every": 0, "eval_episodes": 20, "progress": False, "cuda": False}
-    _, scores = script.train(script.Args(seed=seed, total_timesteps=25_600, run_dir=str(tmp_path), **quiet))
+    _, scores = script.train(script.Args(seed=seed, total_timesteps=12_288, run_dir=str(tmp_path), **quiet))
     assert len(scores) == 20
-    assert scores.mean() >= 150
+    assert scores.mean() >= 250
