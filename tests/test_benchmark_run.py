@@ -616,8 +616,7 @@ def trains_alike(one, other):
 def test_every_training_command_of_the_results_has_an_entry():
     """They stand in benchmarks/README.md."""
     section = "## Pong:" + DETAILS.split("\n## Pong:")[1].split("\n## Beside")[0]
-    training = [(script, flags) for script, flags in commands_of(section) if script != "compare_runs.py"]
-    commands = [(script, flags) for script, flags in training if "--evaluate" not in flags]
+    commands = [x for x in commands_of(section) if x[0] != "compare_runs.py" and "--evaluate" not in x[1]]
     assert len(commands) >= 7
     for script, flags in commands:
         entries = [entry for entry in SUITE if entry.script == script]
