@@ -115,7 +115,8 @@ class Args:
         limits = {
             "batch_size train_frequency target_network_frequency eval_episodes": (1, math.inf),
             "num_envs": (1, 10_000),
-            "threads checkpoint_every eval_every": (0, math.inf),
+            "threads": (0, 1_024),
+            "checkpoint_every eval_every": (0, math.inf),
             "max_grad_norm": (1e-12, math.inf),
             "learning_rate tau": (1e-12, 1),
             "gamma start_e end_e exploration_fraction": (0, 1),

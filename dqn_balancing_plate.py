@@ -116,7 +116,8 @@ class Args:
         limits = {
             "batch_size train_frequency target_network_frequency eval_episodes": (1, math.inf),
             "num_envs hidden_sizes": (1, 10_000),
-            "threads checkpoint_every eval_every max_episode_steps": (0, math.inf),
+            "threads": (0, 1_024),
+            "checkpoint_every eval_every max_episode_steps": (0, math.inf),
             "learning_rate tau": (1e-12, 1),
             "gamma target_e start_e end_e exploration_fraction": (0, 1),
             "seed": (0, 2_000_000_000),  # evaluations add to it, and some environments take 31 bits

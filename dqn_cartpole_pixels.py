@@ -126,7 +126,8 @@ class Args:
             "num_envs hidden_sizes": (1, 10_000),
             "frame_skip stack": (1, 255),
             "resolution": (1, 1_000),
-            "threads checkpoint_every eval_every": (0, math.inf),
+            "threads": (0, 1_024),
+            "checkpoint_every eval_every": (0, math.inf),
             "max_grad_norm": (1e-12, math.inf),
             "learning_rate tau": (1e-12, 1),
             "crop gamma start_e end_e exploration_fraction": (0, 1),
@@ -180,6 +181,8 @@ class Frames(gym.Wrapper):
     def __init__(self, env: gym.Env, args: Args) -> None:
         super().__init__(env)
         self.args, (rows, columns) = args, args.resolution
+        fits = not args.show_action or columns >= env.action_space.n
+        require(fits, f"--resolution {rows} {columns}: --show-action needs a column for each action")
         self.metadata = {**env.metadata, "render_fps": env.metadata.get("render_fps", 30) / args.frame_skip}
         self.observation_space = gym.spaces.Box(0, 255, (rows + args.show_action, columns), np.uint8)
         self.is_cartpole = type(env.unwrapped) is CartPoleEnv

@@ -130,7 +130,8 @@ class Args:
         limits = {
             "num_steps num_minibatches update_epochs eval_episodes": (1, math.inf),
             "num_envs envs_per_shard num_workers": (1, 10_000),
-            "threads checkpoint_every eval_every ent_coef vf_coef": (0, math.inf),
+            "threads": (0, 1_024),
+            "checkpoint_every eval_every ent_coef vf_coef": (0, math.inf),
             "learning_rate": (1e-12, 1),
             "clip_coef max_grad_norm target_kl": (1e-12, math.inf),
             "gamma gae_lambda": (0, 1),

@@ -19,9 +19,10 @@ Differs from the paper: rewards after an action are discounted, and their sums n
 
 A truncated episode is learned from as if nothing came after its end, since there is no critic to say what would. So
 returns near a time limit are too small. The baseline is the mean return of the update's other episodes at the same
-step, too small by as much; without it an agent that always reaches the limit is told that its last actions are worth
-less than its first ones, and unlearns what it could. The share of truncated episodes is logged, and --skip-truncated
-leaves them out, which has a price too: where the good episodes are those that are cut, it learns from the bad ones.
+step, too small by as much where those reach the limit too; without it an agent that always reaches the limit is told
+that its last actions are worth less than its first ones, and unlearns what it could. The share of truncated episodes
+is logged, and --skip-truncated leaves them out, which has a price too: where the good episodes are those that are cut,
+it learns from the bad ones.
 """
 
 import difflib
@@ -109,7 +110,8 @@ class Args:
         limits = {
             "eval_episodes total_episodes episodes_per_update": (1, math.inf),
             "num_envs hidden_sizes": (1, 10_000),
-            "threads checkpoint_every eval_every max_episode_steps": (0, math.inf),
+            "threads": (0, 1_024),
+            "checkpoint_every eval_every max_episode_steps": (0, math.inf),
             "learning_rate": (1e-12, 1),
             "learning_rate_final gamma": (0, 1),
             "seed": (0, 2_000_000_000),  # evaluations add to it, and some environments take 31 bits
@@ -228,8 +230,9 @@ def discounted_returns(rewards: list[float], gamma: float) -> Tensor:
 def less_baseline(returns: list[Tensor]) -> list[Tensor]:
     """Subtracts from each return (T,) the others' mean return at that step; an episode that has ended counts as 0.
 
-    A time limit takes the same from all episodes that reach it, so it leaves no trace here. What an episode did has no
-    part in its own baseline, so the mean of the gradient stays as it was. A single episode has the baseline 0.
+    A time limit takes about the same from all episodes that reach it, and leaves no trace here where all do; beside
+    others that ended before, it makes them look worse than they are. What an episode did has no part in its own
+    baseline, so the mean of the gradient stays as it was. A single episode has the baseline 0.
     """
     padded = nn.utils.rnn.pad_sequence(returns, batch_first=True).double()  # equal returns shall leave exactly 0
     above = padded - (padded.sum(0) - padded) / max(len(returns) - 1, 1)

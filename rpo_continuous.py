@@ -14,9 +14,9 @@ Paper: Rahman & Xue 2022, https://arxiv.org/abs/2212.07536, algorithm 1, on the 
 Run:   python rpo_continuous.py --env-id Pendulum-v1
 Shapes: T steps, N envs, B = T * N, M minibatch, O observation dims, A action dims.
         Index t is the transition from obs[t]: dones[t] says that step t ended its episode (CleanRL's dones[t + 1]).
-Differs from PPO's paper: the value loss is clipped, advantages are normalised in each minibatch, observations and
-        rewards are scaled by running statistics, as in OpenAI's code; a time limit is no end of the task, so the last
-        value of a truncated episode is bootstrapped.
+Differs from PPO's paper: the value loss is clipped, advantages are normalised in each minibatch, gradients clipped by
+        their norm, observations and rewards scaled by running statistics, and the rate falls to 0, as in OpenAI's code;
+        a time limit is no end of the task, so the last value of a truncated episode is bootstrapped.
 """
 
 import difflib
@@ -123,7 +123,8 @@ class Args:
         limits = {
             "num_steps num_minibatches update_epochs eval_episodes": (1, math.inf),
             "num_envs hidden_sizes": (1, 10_000),
-            "threads checkpoint_every eval_every ent_coef vf_coef": (0, math.inf),
+            "threads": (0, 1_024),
+            "checkpoint_every eval_every ent_coef vf_coef": (0, math.inf),
             "learning_rate": (1e-12, 1),
             "clip_coef max_grad_norm target_kl": (1e-12, math.inf),
             "gamma gae_lambda": (0, 1),
@@ -201,15 +202,14 @@ def make_env(args: Args, render_mode: str | None = None, training_pid: int | Non
     others = "ppo_cartpole.py takes vectors and Discrete actions, ppo_continuous.py vectors and Box, *_atari.py"
     require(fits, f"it has {found}; {others} uint8 images from 36 x 36 on and Discrete; envs/README.md tells more")
     env = RecordEpisodeStatistics(env, stats_key="whole_episode")
-    # The agent gives any float32 vector. Where the bounds allow one action only, any number becomes that.
-    free = box.low < box.high
-    low = np.where(free, box.low, -np.inf).flatten().astype(np.float32)
-    high = np.where(free, box.high, np.inf).flatten().astype(np.float32)
+    # The agent gives any vector. Where the bounds allow one action only, any number becomes that; float32's largest
+    # number, too, stands for no bound.
+    bounded = ((box.low < box.high) & (box.high / 2 - box.low / 2 < 1e30)).flatten()
+    low, high = np.where(bounded, box.low.flatten(), -np.inf), np.where(bounded, box.high.flatten(), np.inf)
     shaped = lambda action: action.reshape(box.shape).clip(box.low, box.high).astype(box.dtype)  # noqa: E731
-    env = gym.wrappers.TransformAction(env, shaped, gym.spaces.Box(low, high))
+    env = gym.wrappers.TransformAction(env, shaped, gym.spaces.Box(low, high, dtype=box.dtype))
     if args.rescale_actions:
         # Around [10, 12] or +-1000 every first sample would be cut to one bound, or be tiny.
-        bounded = np.isfinite(low) & np.isfinite(high)
         env = gym.wrappers.RescaleAction(env, np.where(bounded, -1, low), np.where(bounded, 1, high))
     return WholeEpisodes(env)
 
@@ -267,7 +267,7 @@ class RewardScaler(RunningMeanStd):
             returns.append(self.gamma * self.last_return + reward)
             self.last_return = returns[-1] * goes_on
         self.update(torch.cat(returns))
-        return (rewards / (self.var + 1e-8).sqrt()).clamp(-10, 10).float()
+        return (rewards / (self.var + 1e-8).sqrt()).clamp(-10, 10)
 
 
 class Agent(nn.Module):
@@ -286,9 +286,10 @@ class Agent(nn.Module):
             size = hidden_size
         # A small gain starts the means near 0, whatever the observation.
         self.actor.append(layer_init(nn.Linear(size, action_dim * (1 + args.state_dependent_std)), std=0.01))
-        nn.init.constant_(self.actor[-1].bias[action_dim:], args.log_std_init)
         self.critic.append(layer_init(nn.Linear(size, 1), std=1))
-        if not args.state_dependent_std:
+        if args.state_dependent_std:
+            nn.init.constant_(self.actor[-1].bias[action_dim:], args.log_std_init)
+        else:
             self.log_std = nn.Parameter(torch.full((action_dim,), args.log_std_init))
 
     def normalise(self, obs: Tensor) -> Tensor:
@@ -475,7 +476,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             remaining = 1 - (iteration - 1) / num_iterations
             optimizer.param_groups[0]["lr"].fill_(args.learning_rate * (remaining if args.anneal_lr else 1))
             final_alpha = args.rpo_alpha if args.rpo_alpha_final is None else args.rpo_alpha_final
-            alpha = float(np.interp(iteration, (1, num_iterations), (args.rpo_alpha, final_alpha)))
+            alpha = float(np.interp(iteration, (1, max(num_iterations, 2)), (args.rpo_alpha, final_alpha)))
 
             # Collect T steps from each of the N environments.
             for t in range(args.num_steps):
