@@ -204,7 +204,7 @@ def make_env(args: Args, render_mode: str | None = None, training_pid: int | Non
     env = RecordEpisodeStatistics(env, stats_key="whole_episode")
     # The agent gives any vector. Where the bounds allow one action only, any number becomes that; float32's largest
     # number, too, stands for no bound.
-    bounded = ((box.low < box.high) & (box.high / 2 - box.low / 2 < 1e30)).flatten()
+    bounded = ((box.low < box.high) & (box.high / 2 - box.low / 2 < np.float32(1e30))).flatten()
     low, high = np.where(bounded, box.low.flatten(), -np.inf), np.where(bounded, box.high.flatten(), np.inf)
     shaped = lambda action: action.reshape(box.shape).clip(box.low, box.high).astype(box.dtype)  # noqa: E731
     env = gym.wrappers.TransformAction(env, shaped, gym.spaces.Box(low, high, dtype=box.dtype))

@@ -605,7 +605,7 @@ def steps_of(run_folder: Path, about: dict[str, Any]) -> int:
         return int(about.get("global_step") or 0)
     import torch
 
-    return int(torch.load(path, map_location="cpu", weights_only=True)["counters"]["global_step"])
+    return int(torch.load(path, mmap=True, weights_only=True)["counters"]["global_step"])
 
 
 def versions_of(about: dict[str, Any]) -> str:
@@ -679,7 +679,10 @@ def summary(entries: list[Entry], runs: list[tuple[Job, dict[str, Any]]]) -> str
 
 
 def verdict(entry: Entry, results: dict[int, dict[str, float]]) -> str:
-    """Returns whether the figures of a claim hold, by the eval lines of some of its seeds and of others."""
+    """Returns whether the figures of a claim hold, by the eval lines of some of its seeds and of others.
+
+    What is claimed of a peer stands beside ours, so better figures refute it too.
+    """
     claimed = {seed: figure for seed, figure in zip(entry.seeds, entry.claimed, strict=True) if seed in results}
     others = [seed for seed in results if seed not in entry.seeds]
     note = f"; not claimed: seeds {' '.join(map(str, others))}" if others else ""
@@ -691,10 +694,11 @@ def verdict(entry: Entry, results: dict[int, dict[str, float]]) -> str:
         numbers = results[entry.seeds[0]]
         allowed, why = 2 * numbers["std"] / numbers["episodes"] ** 0.5, "two standard errors"
     short = statistics.fmean(claimed.values()) - statistics.fmean(results[seed]["mean"] for seed in claimed)
+    peer = Path(entry.script).name == "peer_sb3.py"
     # What is printed is rounded.
-    word = "holds" if short <= allowed + 1e-9 else "falls short"
+    word = "falls short" if short > allowed + 1e-9 else "is passed" if peer and -short > allowed + 1e-9 else "holds"
     some = "" if len(claimed) == len(entry.claimed) else f" in {len(claimed)} of {len(entry.claimed)} seeds"
-    return f"{word}{some} ({-short:+.4g} beside the claim, allowed -{allowed:.4g}: {why}){note}"
+    return f"{word}{some} ({-short:+.4g} beside the claim, allowed {'+-' if peer else '-'}{allowed:.4g}: {why}){note}"
 
 
 def report_verdict(entry: Entry, done: dict[str, Any]) -> str:

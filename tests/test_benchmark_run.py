@@ -20,7 +20,8 @@ import psutil
 import pytest
 import tyro
 from conftest import ROOT
-from short_runs import load, scalars
+from short_runs import load, scalars, spy
+from stable_baselines3.common import evaluation
 from test_readme import TEXT, commands_of
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -42,7 +43,8 @@ args = parser.parse_args()
 if args.stubborn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if args.evaluate:
-    print(f"eval: mean=7 std=1 min=6 max=8 episodes={args.eval_episodes} mean_length=3")
+    mean = 8 if Path(args.evaluate).name == "best.pt" else 7
+    print(f"eval: mean={mean} std=1 min=6 max=9 episodes={args.eval_episodes} mean_length=3")
     sys.exit()
 if args.fail == args.seed:
     print("error: this is not the last line", file=sys.stderr)
@@ -269,6 +271,26 @@ def test_the_end_says_whether_a_claim_holds(monkeypatch, tmp_path, capsys, stub,
     suite_of(tmp_path, entry(stub, **keys))
     assert main(monkeypatch, tmp_path, "--no-compare") == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith(f"; claimed: 11, 12; {line}")
+
+
+@pytest.mark.parametrize(("claimed", "line"), [
+    ([11, 13], "holds (-0.5 beside the claim, allowed +-1.414: the deviation over the claimed seeds)"),
+    ([9, 10], "is passed (+2 beside the claim, allowed +-0.7071: the deviation over the claimed seeds)"),
+    ([14, 15], "falls short (-3 beside the claim, allowed +-0.7071: the deviation over the claimed seeds)"),
+])  # fmt: skip
+def test_better_figures_of_a_peer_are_told_too(monkeypatch, tmp_path, capsys, stub, claimed, line):
+    suite_of(tmp_path, entry(stub.rename(tmp_path / "peer_sb3.py"), claimed=claimed))
+    assert main(monkeypatch, tmp_path, "--no-compare") == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"; {line}")
+
+
+def test_the_checkpoint_that_an_entry_names_is_evaluated(monkeypatch, tmp_path, capsys, stub):
+    """The stub gives 8 for best.pt, 7 for any other."""
+    both = [{"name": "last"}, {"name": "best", "checkpoint": "best.pt"}]
+    suite_of(tmp_path, *(entry(stub, seeds=[1], evaluations=["--eval-episodes 3"], **keys) for keys in both))
+    assert main(monkeypatch, tmp_path, "--no-compare") == 0
+    ends = [line.partition(";")[0] for line in capsys.readouterr().out.splitlines()[-2:]]
+    assert ends == ["last, seed 1: 7", "best, seed 1: 8"]
 
 
 def test_seeds_that_were_not_claimed_have_no_say(monkeypatch, tmp_path, capsys, stub):
@@ -669,11 +691,16 @@ def test_the_peers_scores_are_true_ones(monkeypatch, tmp_path, capsys):
     settings = {"normalize": True, "n_envs": 2, "n_steps": 32, "batch_size": 32, "gamma": 0.9}
     monkeypatch.setitem(peer_sb3.ZOO, ("ppo", "Pendulum-v1"), settings)
     words = ["--algo", "ppo", "--env-id", "Pendulum-v1", "--total-timesteps", "64", "--eval-every", "64"]
+    evaluated = []
+    note = lambda model, envs, *_, deterministic, **__: evaluated.append((envs.obs_rms.count, deterministic))  # noqa: E731
+    spy(monkeypatch, evaluation, "evaluate_policy", note)
     _, tags, numbers = train_peer(
         monkeypatch, tmp_path, capsys, *words, "--eval-episodes", "5", "--final-episodes", "5"
     )
     ((step, mean),) = tags["eval/mean_reward"]
     assert step == 64
+    # 64 steps and the first observations of 2 environments; Stable-Baselines3 counts from 1e-4.
+    assert evaluated == [(pytest.approx(66.0001), True)]
     assert mean < -500
     assert numbers["mean"] < -500
     assert numbers["mean_length"] == 200

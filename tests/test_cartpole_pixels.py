@@ -197,6 +197,7 @@ def test_an_endless_evaluation_is_cut_and_a_film_is_as_fast_as_the_game(tmp_path
         (["--env-kwargs=[1]"], r"--env-kwargs \[1\] cannot be used"),
         (["--crop", "0", "1.5", "0", "1"], "--crop 1.5 must be between 0 and 1"),
         (["--resolution", "0", "80"], "--resolution 0 must be between 1 and 1,000"),
+        (["--show-action", "--resolution", "40", "1"], "--resolution 40 1: --show-action needs a column for each"),
         (["--frame-skip=0"], "--frame-skip 0 must be between 1 and 255"),
         # With as many rows as the stack is high, none would ever have all its frames.
         (["--stack=16", "--num-envs=2", "--buffer-size=63"], "--buffer-size 63 must be between 64"),

@@ -161,12 +161,32 @@ def test_finite_bounds_are_scaled_to_1(low, high, rescale):
 
 def test_dimensions_with_an_infinite_bound_are_left_as_they_are():
     envs, _ = new_envs([-4.0, -math.inf, 0.0], [4.0, math.inf, math.inf])
-    assert envs.single_action_space.low.tolist() == [-1, -math.inf, 0]
+    assert envs.single_action_space.low.tolist() == [-1, -math.inf, -math.inf]
     assert envs.single_action_space.high.tolist() == [1, math.inf, math.inf]
     envs.reset(seed=1)
     envs.step(np.array([[0.5, 70.0, 70.0]]))
     envs.step(np.array([[-3.0, -70.0, -70.0]]))
     np.testing.assert_allclose(envs.envs[0].unwrapped.seen, [[2, 70, 70], [-4, -70, 0]])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype", "right"),
+    [
+        # Near 1e9 float32 has only every 64th number.
+        (1e9, 1e9 + 1, "float64", [1e9 + 0.5, 1e9 + 1, 1e9, 1e9 + 0.75]),
+        # Some environments name the largest number where they mean none.
+        (float(np.finfo(np.float32).min), float(np.finfo(np.float32).max), "float32", [0, 1, -1, 0.5]),
+        (float(np.finfo(np.float64).min), float(np.finfo(np.float64).max), "float64", [0, 1, -1, 0.5]),
+    ],
+)
+@pytest.mark.parametrize("script", [ppo, rpo])
+def test_bounds_that_float32_cannot_hold_or_that_are_none(script, low, high, dtype, right):
+    options = {"low": [low], "high": [high], "action_dtype": dtype}
+    envs = script.make_envs(script.Args(env_id="small_envs:Line3Trunc-v0", env_kwargs=json.dumps(options)), 1)
+    envs.reset(seed=1)
+    for sample in (0.0, 1.0, -1.0, 0.5):
+        envs.step(np.array([[sample]], dtype=np.float32))
+    np.testing.assert_allclose(np.array(envs.envs[0].unwrapped.seen).flatten(), right, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -263,8 +283,8 @@ def test_actor_and_critic_are_separate_and_start_orthogonal():
         assert not any(x.grad is not None and x.grad.any() for x in other.parameters())
 
 
-@pytest.mark.parametrize("max_grad_norm", [1e-3, 1e6])
-def test_gradients_are_clipped_to_their_common_length(tmp_path, monkeypatch, max_grad_norm):
+def gradient_lengths(monkeypatch):
+    """Returns the list to which each step of the optimizer adds the length of its gradient."""
     lengths, step = [], torch.optim.Adam.step
 
     def noting(self):
@@ -272,11 +292,29 @@ def test_gradients_are_clipped_to_their_common_length(tmp_path, monkeypatch, max
         return step(self)
 
     monkeypatch.setattr(torch.optim.Adam, "step", noting)
+    return lengths
+
+
+@pytest.mark.parametrize("max_grad_norm", [1e-3, 1e6])
+def test_gradients_are_clipped_to_their_common_length(tmp_path, monkeypatch, max_grad_norm):
+    lengths = gradient_lengths(monkeypatch)
     ppo.train(tiny(tmp_path, max_grad_norm=max_grad_norm, total_timesteps=64))
     ((_, logged),) = scalars(only_run(tmp_path))["losses/grad_norm"]
     assert logged > 0.01
-    right = [1e-3] * 4 if max_grad_norm < 1 else [pytest.approx(x) for x in lengths]
-    assert lengths == pytest.approx(right, rel=1e-3) if max_grad_norm < 1 else logged == pytest.approx(np.mean(lengths))
+    if max_grad_norm < 1:
+        assert lengths == pytest.approx([1e-3] * 4, rel=1e-3)
+    else:
+        assert logged == pytest.approx(np.mean(lengths))
+
+
+@pytest.mark.parametrize(("script", "own"), [(ppo, {}), (rpo, {"rpo_alpha": 0.0})])
+def test_gradients_are_of_their_own_update_alone(tmp_path, monkeypatch, script, own):
+    """The rate moves nothing, so both passes over the whole batch have the same gradient."""
+    lengths = gradient_lengths(monkeypatch)
+    own |= {"num_minibatches": 1, "update_epochs": 2, "learning_rate": 1e-12, "max_grad_norm": 1e6}
+    script.train(tiny(tmp_path, script, total_timesteps=64, **own))
+    assert len(lengths) == 2
+    assert lengths[1] == pytest.approx(lengths[0], rel=1e-3)
 
 
 @pytest.mark.parametrize("script", [ppo, rpo])
@@ -759,7 +797,13 @@ def test_noise_is_in_the_update_alone_and_does_not_end_it(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("final", "alphas"),
     # In floating point 0.1 + (0 - 0.1) * 3 / 3 is less than 0.
-    [(None, [0.4] * 3), (0.0, [0.4, 0.2, 0.0]), (1.0, [0.4, 0.7, 1.0]), (0.0, [0.1, 0.2 / 3, 0.1 / 3, 0.0])],
+    [
+        (None, [0.4] * 3),
+        (0.0, [0.4, 0.2, 0.0]),
+        (1.0, [0.4, 0.7, 1.0]),
+        (0.0, [0.1, 0.2 / 3, 0.1 / 3, 0.0]),
+        (0.0, [0.4]),
+    ],
 )
 def test_alpha_goes_linearly_to_its_final_value_and_never_below_0(tmp_path, monkeypatch, final, alphas):
     calls = recorded(monkeypatch, rpo, "uniform_noise")

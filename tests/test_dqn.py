@@ -15,6 +15,7 @@ import torch
 from short_runs import assert_equal, command_line, failed, flags_of, load, only_run, resume, scalars, spy, spy_runs
 from torch import nn
 
+import dqn_atari
 import dqn_balancing_plate
 import dqn_cartpole_vec as script
 
@@ -155,6 +156,9 @@ def test_the_loss_of_linear_networks(epsilon, double, loss, value, gradient):
     assert q_network.weight.grad.flatten().tolist() == pytest.approx(gradient)
     assert target_network.weight.grad is None
     assert target_network.bias.grad is None
+    if not epsilon:  # the text of its own that scripts for images have
+        got, mean_q = dqn_atari.q_learning_loss(q_network, target_network, two_transitions(), 0.5, double, loss)
+        assert (got.item(), mean_q.item()) == (pytest.approx(value), pytest.approx(1.25))
 
 
 def test_double_dqn_picks_the_next_action_by_what_the_action_led_to():
@@ -757,7 +761,7 @@ def test_a_number_that_is_none_ends_the_run_and_keeps_the_checkpoint(tmp_path, m
     # The first update would come after the last step, and what is saved is untrained.
     (["--learning-starts=400"], "--learning-starts 400 must be between 0 and 399"),
     (["--eval-episodes=0"], "--eval-episodes 0 must be between 1 and inf"),
-    (["--threads=-1"], "--threads -1 must be between 0 and inf"),
+    (["--threads=-1"], "--threads -1 must be between 0 and 1,024"),
     (["--checkpoint-every=-1"], "--checkpoint-every -1 must be between 0 and inf"),
     (["--eval-every=-1"], "--eval-every -1 must be between 0 and inf"),
     (["--seed=-1"], "--seed -1 must be between 0 and 2,000,000,000"),

@@ -562,7 +562,7 @@ def test_a_loss_that_overflows_ends_the_run_and_keeps_the_checkpoint(tmp_path, m
     # The first update would come after the last step, and what is saved is untrained.
     (["--learning-starts=400"], "--learning-starts 400 must be between 0 and 399"),
     (["--eval-episodes=0"], "--eval-episodes 0 must be between 1 and inf"),
-    (["--threads=-1"], "--threads -1 must be between 0 and inf"),
+    (["--threads=-1"], "--threads -1 must be between 0 and 1,024"),
     (["--checkpoint-every=-1"], "--checkpoint-every -1 must be between 0 and inf"),
     (["--eval-every=-1"], "--eval-every -1 must be between 0 and inf"),
     (["--seed=-1"], "--seed -1 must be between 0 and 2,000,000,000"),

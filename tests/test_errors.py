@@ -65,7 +65,7 @@ def box(*flags):
     box("--num-minibatches=0", "--num-minibatches 0 must be between 1 and inf"),
     box("--update-epochs=0", "--update-epochs 0 must be between 1 and inf"),
     box("--eval-episodes=0", "--eval-episodes 0 must be between 1 and inf"),
-    box("--threads=-1", "--threads -1 must be between 0 and inf"),
+    box("--threads=-1", "--threads -1 must be between 0 and 1,024"),
     box("--checkpoint-every=-1", "--checkpoint-every -1 must be between 0 and inf"),
     box("--eval-every=-1", "--eval-every -1 must be between 0 and inf"),
     box("--seed=-1", "--seed -1 must be between 0 and 2,000,000,000"),

@@ -94,6 +94,7 @@ def test_the_gradient_of_the_loss_by_hand(tmp_path, monkeypatch, max_grad_norm):
     monkeypatch.setattr(script.Agent, "__init__", started)
     monkeypatch.setattr(torch.optim.Adam, "step", watched)
     own = {"gamma": 0.0, "ent_coef": 0.5, "vf_coef": 0.25, "total_timesteps": 64, "max_grad_norm": max_grad_norm}
+    own["learning_rate"] = 1e-12  # which moves nothing: all updates have the same gradient
     script.train(tiny(tmp_path, "VectorConstantTrunc", **own))
     norm = torch.stack([x.square().sum() for x in gradients[0]]).sum().sqrt().item()
     actor_bias, critic_bias = gradients[0][5], gradients[0][11]
@@ -101,6 +102,8 @@ def test_the_gradient_of_the_loss_by_hand(tmp_path, monkeypatch, max_grad_norm):
     assert norm == pytest.approx(0.01, rel=1e-3) if max_grad_norm == 0.01 else norm > 0.25
     assert actor_bias.tolist() == pytest.approx([0.5 * 0.205990 * scale, -0.5 * 0.205990 * scale], rel=1e-4)
     assert critic_bias.tolist() == pytest.approx([-0.25 * scale])
+    assert len(gradients) == 4
+    torch.testing.assert_close(gradients[3], gradients[0])
 
 
 # ----- Runs -----
@@ -242,6 +245,7 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch):
     resume(script, monkeypatch, folder)
     assert load(folder)["counters"]["global_step"] == load(straight)["counters"]["global_step"] == 192
     assert updates_of(folder) == updates_of(straight) == 12
+    assert load(folder)["optimizer"]["param_groups"][0]["eps"] == 1e-5
     logged, logged_straight = scalars(folder), scalars(straight)
     assert logged["charts/learning_rate"] == logged_straight["charts/learning_rate"]
     assert logged["losses/policy_loss"][:2] == logged_straight["losses/policy_loss"][:2]

@@ -80,16 +80,29 @@ def printed(capsys, *starts):
 # ----- Every script -----
 @every_script
 def test_the_speed_is_that_of_the_steps_since_the_last_point(name, tmp_path, monkeypatch):
-    """Each look at the clock finds it a second later, and each evaluation and checkpoint takes a second, too."""
+    """Each look at the clock finds it a second later, and each evaluation and checkpoint takes a second, too.
+
+    Evaluations in training, which choose best.pt, have other seeds than the last one.
+    """
     script, args = small_run(name, tmp_path, eval_every=40, checkpoint_every=30)
+    seeds = []
     clock = types.SimpleNamespace(perf_counter=itertools.count().__next__, time_ns=time.time_ns)
     monkeypatch.setattr(script, "time", clock)
-    spy(monkeypatch, script, "evaluate", lambda *_: clock.perf_counter())
+    spy(monkeypatch, script, "evaluate", lambda *given: (seeds.append(given[2]), clock.perf_counter()))
     spy(monkeypatch, script.Run, "save", lambda *_: clock.perf_counter())
     script.train(args)
     points = scalars(only_run(tmp_path))["charts/SPS"]
     assert len(points) >= 2
     assert [speed for _, speed in points] == [b - a for (a, _), (b, _) in itertools.pairwise([(0, 0), *points])]
+    assert len(seeds) >= 2
+    assert seeds == [10_001] * (len(seeds) - 1) + [20_001]
+
+
+@every_script
+def test_more_threads_than_any_machine_has_are_refused(name, tmp_path):
+    script, args = small_run(name, tmp_path, threads=10**10)
+    with pytest.raises(script.UsageError, match=r"--threads 10000000000 must be between 0 and 1,024"):
+        args.check()
 
 
 @every_script
@@ -211,8 +224,10 @@ def test_an_episode_is_logged_at_the_step_at_which_it_ended(tmp_path):
     assert logged["charts/episodic_return"] == logged["charts/episodic_length"] == ends
 
 
-def test_the_learning_rate_stays_without_annealing(tmp_path):
-    ppo_atari.train(tiny(tmp_path, anneal_lr=False, learning_rate=0.001))
+@pytest.mark.parametrize("name", ["ppo_atari", "a2c_atari", "ppo_cartpole", "ppo_continuous", "rpo_continuous"])
+def test_the_learning_rate_stays_without_annealing(name, tmp_path):
+    script, args = small_run(name, tmp_path, anneal_lr=False, learning_rate=0.001)
+    script.train(args)
     rates = scalars(only_run(tmp_path))["charts/learning_rate"]
     assert rates == [(64, pytest.approx(0.001)), (128, pytest.approx(0.001))]
 

@@ -159,6 +159,30 @@ def test_the_scores_of_an_evaluation_are_those_of_its_seeds_whatever_num_envs_is
     assert len(set(found[0])) == 40
 
 
+class SeededLength(gym.Env):
+    """Episodes of 1 or 4 steps, by the seed of the reset; without one, of 2."""
+
+    observation_space, action_space = gym.spaces.Box(0, 1, (1,)), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 2 if seed is None else 1 + 3 * (seed % 2)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        return np.zeros(1, np.float32), 1.0, self.left == 0, False, {}
+
+
+gym.register("SeededLength-v0", SeededLength, disable_env_checker=True)
+
+
+def test_an_episode_counts_once_where_another_one_follows_before_the_rest_have_ended():
+    """The first and the third environment end after a step, and again after two more."""
+    args = script.Args(env_id="SeededLength-v0", num_envs=4, eval_episodes=4, hidden_sizes=(1,))
+    assert script.evaluate(new_agent(args), args, 300, CPU)["return"].tolist() == [1, 4, 1, 4]
+
+
 # ----- Measures -----
 @pytest.mark.parametrize("vector", ["sync", "async"])
 def test_whole_numbers_and_fractions_are_measured_in_the_same_step(vector):
