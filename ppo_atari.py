@@ -370,8 +370,7 @@ def play(agent: nn.Module, args: Args, seeds: range, device: torch.device, film:
                 films[i].append_data(envs.envs[i].render())
             action = agent.act(torch.from_numpy(obs).to(device), args.eval_greedy)
             obs, _, _, _, infos = envs.step(action.cpu().numpy())
-            # An environment whose episode has ended is stepped along and not counted again.
-            episodes = finished_episodes(infos) | episodes
+            episodes = finished_episodes(infos) | episodes  # of each environment the first one counts, and no other
     return [episodes[i] for i in range(len(seeds))]
 
 
@@ -779,6 +778,7 @@ def main() -> None:
             for name in stored.keys() - vars(Args()).keys():
                 print(f"{path}: left out {name}={stored.pop(name)}: this script has no such argument", file=sys.stderr)
             args = tyro.cli(Args, default=Args(**{x: stored[x] for x in stored if x not in NOT_RESTORED}))
+            require(args.evaluate or args.seed == stored.get("seed"), f"--seed {args.seed}: a run keeps its own")
         train(args) if args.evaluate is None else evaluate_checkpoint(args)
     except (UsageError, FloatingPointError, MemoryError, torch.OutOfMemoryError, OSError, EOFError) as error:
         reason = "a pipe broke: has an environment died?" if isinstance(error, EOFError | ConnectionError) else error

@@ -59,8 +59,16 @@ def shared_pieces(path: Path) -> dict[str, slice]:
     A name in ALLOWED is called "NAME apart" in the scripts that have their own text for it.
     """
     pieces = {name: x for name, x in all_pieces(path.read_text(encoding="utf-8")).items() if name not in OWN}
-    apart = {name for name in pieces if path.name in ALLOWED.get(name, ((), ""))[0]}
+    own = path.name if path.name in SCRIPTS else copied_from(path.read_text(encoding="utf-8"))
+    apart = {name for name in pieces if own in ALLOWED.get(name, ((), ""))[0]}
     return {f"{name} apart" if name in apart else name: piece for name, piece in pieces.items()}
+
+
+@functools.cache
+def copied_from(text: str) -> str:
+    """Returns the script that has the most lines in common with a text."""
+    lines = set(text.splitlines())
+    return max(SCRIPTS, key=lambda name: len(lines & set((ROOT / name).read_text(encoding="utf-8").splitlines())))
 
 
 @functools.cache

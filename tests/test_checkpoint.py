@@ -284,6 +284,15 @@ def test_flags_override_stored_arguments(tmp_path, monkeypatch, flag):
     assert (got.resume, got.evaluate) == ((folder, None) if flag == "--resume" else (None, folder))
 
 
+def test_a_run_keeps_its_seed(copied, monkeypatch, capsys):
+    """Else args.json would tell of a seed that no run had, and compare_runs.py count it."""
+    before = hashes(copied)
+    status, line = failed(monkeypatch, capsys, "--resume", str(copied), "--seed=7", *SHORT)
+    assert (status, line) == (2, "error: --seed 7: a run keeps its own\n")
+    assert hashes(copied) == before
+    assert arguments_of(monkeypatch, "--evaluate", str(copied), "--seed=7").seed == 7
+
+
 def test_stored_arguments_are_checked_as_they_are_and_not_over_the_defaults(tmp_path, monkeypatch):
     """Over the script's own 8 x 128 steps, 3 minibatches of a run with 96 samples would be refused."""
     script.train(tiny(tmp_path, num_steps=48, num_minibatches=3, total_timesteps=96))

@@ -7,7 +7,18 @@ import shutil
 
 import pytest
 from conftest import ROOT
-from sync_copies import ALLOWED, SCRIPTS, SECTIONS, WITH_RAY, difference, scripts, shared_names, sync, text_of
+from sync_copies import (
+    ALLOWED,
+    SCRIPTS,
+    SECTIONS,
+    WITH_RAY,
+    difference,
+    scripts,
+    shared_names,
+    shared_pieces,
+    sync,
+    text_of,
+)
 
 BANNERS = ["Arguments", "Environment", "Networks", "Storage", "Math", "Evaluation", "Training", "Bookkeeping"]
 BANNER = re.compile(r"^# ----- (.*) -----$", re.MULTILINE)
@@ -262,6 +273,13 @@ def test_imports_are_found_wherever_they_are(tmp_path):
     path = tmp_path / "script.py"
     path.write_text("import a.b\nfrom c.d import e\n\n\ndef f():\n    import g as h\n    from . import i\n")
     assert imported_modules(path) == {"a", "c", "g", "."}
+
+
+@every_script
+def test_a_users_copy_is_compared_as_the_script_that_it_was_made_from(tmp_path, path):
+    text = path.read_text(encoding="utf-8").replace("optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=True)")
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    assert list(shared_pieces(tmp_path / "mine.py")) == list(shared_pieces(path))
 
 
 def test_a_file_of_a_users_is_compared_only_where_it_is_named(monkeypatch):
