@@ -131,10 +131,9 @@ def test_training_that_was_stopped_and_resumed_is_as_long_as_training_in_one_go(
     assert [step for step, _ in logged["charts/episodic_return"]] == [step for step in expected for _ in range(2)]
 
 
-@pytest.mark.parametrize(("signal_name", "status"), [("SIGINT", 130), ("SIGHUP", 129)])
-def test_ctrl_c_and_a_closed_terminal_leave_a_checkpoint(tmp_path, monkeypatch, capfd, signal_name, status):
+@pytest.mark.parametrize("signal_name", ["SIGINT", "SIGHUP"])
+def test_ctrl_c_and_a_closed_terminal_leave_a_checkpoint(tmp_path, monkeypatch, capfd, signal_name):
     folder = interrupt(monkeypatch, tiny(tmp_path), 40, signal_name)
-    assert 128 + getattr(signal, signal_name) == status
     assert load(folder)["counters"]["global_step"] == 64
     assert capfd.readouterr().err == "\nstopping; a second signal ends at once\n"
 
