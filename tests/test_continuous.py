@@ -9,7 +9,6 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import gymnasium as gym
 import hypothesis.extra.numpy as hnp
@@ -19,9 +18,8 @@ import torch
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from short_runs import command_line
+from short_runs import SMALL, START, command_line, load, only_run, scalars
 from small_envs import Line
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributions import Gumbel, Laplace, Normal
 
 import ppo_continuous as ppo
@@ -29,12 +27,9 @@ import rpo_continuous as rpo
 
 LOSSES = ("value_loss", "policy_loss", "entropy", "old_approx_kl", "approx_kl", "clipfrac", "grad_norm")
 CPU = torch.device("cpu")
-# 64 samples an iteration in 2 minibatches, twice over: 4 updates an iteration; 2 iterations.
-TINY = {
-    "env_id": "small_envs:Line3Trunc-v0", "num_envs": 2, "num_steps": 32, "num_minibatches": 2, "update_epochs": 2,
-    "total_timesteps": 128, "eval_episodes": 2, "eval_every": 0, "checkpoint_every": 0, "threads": 1, "cuda": False,
-    "progress": False,
-}  # fmt: skip
+
+
+TINY = START | SMALL["ppo_continuous"]
 
 
 def tiny(run_dir, script=ppo, **changes):
@@ -52,22 +47,6 @@ def new_agent(low=(-1.0,), high=(1.0,), script=ppo, **changes):
     envs, args = new_envs(low, high, script, rescale_actions=False, **changes)
     torch.manual_seed(1)
     return script.Agent(args, envs)
-
-
-def only_run(run_dir):
-    (folder,) = Path(run_dir).iterdir()
-    return folder
-
-
-def load(path):
-    return torch.load(path, weights_only=True)
-
-
-def scalars(folder):
-    """Returns {tag: [(step, value), ...]} of all event files in a run folder, purged as TensorBoard purges."""
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
-    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def assert_same_weights(one, other):
@@ -376,7 +355,7 @@ def test_target_kl_ends_an_update_early(tmp_path, monkeypatch, target_kl, miniba
     losses = recorded(monkeypatch, ppo, "minibatch_loss")
     ppo.train(tiny(tmp_path, env_id="Pendulum-v1", target_kl=target_kl, learning_rate=0.01))
     assert len(losses) == minibatches
-    state = load(only_run(tmp_path) / "latest.pt")["optimizer"]["state"]
+    state = load(only_run(tmp_path))["optimizer"]["state"]
     assert {int(x["step"]) for x in state.values()} == {updates}
 
 
@@ -535,7 +514,7 @@ def test_statistics_count_every_observation_and_evaluation_leaves_them(tmp_path)
     loaded = new_agent()
     path = only_run(tmp_path) / "latest.pt"
     ppo.load_checkpoint(str(path), agent=loaded)
-    assert load(path)["reward_scaler"]["count"].item() == 128
+    assert load(path.parent)["reward_scaler"]["count"].item() == 128
     ppo.evaluate(loaded, args, 1, CPU)
     assert_same_weights(loaded, agent)
     obs = torch.tensor([[1.7, -0.4]])
@@ -631,13 +610,13 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SIGNAL_AT", "70:SIGTERM")
     assert command(monkeypatch, capsys, *flags)[0] == 128 + 15
     folder = only_run(tmp_path / "cut")
-    saved = load(folder / "latest.pt")
+    saved = load(folder)
     assert saved["counters"]["global_step"] == 128
     assert command(monkeypatch, capsys, "--resume", str(folder), "--num-envs=4")[0] == 2
     read = recorded(monkeypatch, ppo, "load_checkpoint")
     assert command(monkeypatch, capsys, "--resume", str(folder))[0] == 0
     assert len(read) > 1
-    one, two = (load(only_run(tmp_path / name) / "latest.pt") for name in ("whole", "cut"))
+    one, two = (load(only_run(tmp_path / name)) for name in ("whole", "cut"))
     assert one["counters"]["global_step"] == two["counters"]["global_step"] == 256
     for name in ("agent", "reward_scaler"):
         key = "obs_statistics.count" if name == "agent" else "count"
@@ -658,7 +637,7 @@ def test_a_resumed_run_keeps_its_batch(tmp_path, monkeypatch, capsys):
     assert (status, err.count("\n")) == (2, 1)
     assert "--num-envs times --num-steps must stay 64" in err
     assert command(monkeypatch, capsys, *flags, "--num-envs=4", "--num-steps=16")[0] == 0
-    assert load(only_run(tmp_path) / "latest.pt")["counters"]["global_step"] == 256
+    assert load(only_run(tmp_path))["counters"]["global_step"] == 256
 
 
 # ----- Wrong input -----
@@ -706,7 +685,7 @@ def test_a_number_that_is_none_is_told_and_never_saved(tmp_path, monkeypatch, ca
     status, _, err = command(monkeypatch, capsys, *flags, "--no-progress")
     assert status == 1
     assert f"LineNan{what}-v0 is not finite {place}:" in err
-    assert load(only_run(tmp_path) / "latest.pt")["counters"]["global_step"] == 64
+    assert load(only_run(tmp_path))["counters"]["global_step"] == 64
 
 
 # ----- RPO -----

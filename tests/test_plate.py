@@ -8,31 +8,9 @@ import numpy as np
 import pytest
 import torch
 from short_runs import command_line, load, only_run, scalars
+from test_dqn import TINY
 
 import dqn_balancing_plate as script
-
-TINY = {
-    "num_envs": 2,
-    "total_timesteps": 400,
-    "learning_starts": 40,
-    "train_frequency": 4,
-    "target_network_frequency": 20,
-    "tau": 1.0,
-    "batch_size": 4,
-    "buffer_size": 600,
-    "hidden_sizes": (8,),
-    "start_e": 1.0,
-    "end_e": 0.05,
-    "exploration_fraction": 0.5,
-    "learning_rate": 1e-3,
-    "anneal_lr": True,
-    "eval_episodes": 2,
-    "eval_every": 0,
-    "checkpoint_every": 0,
-    "threads": 1,
-    "cuda": False,
-    "progress": False,
-}
 
 
 def tiny(run_dir, env_id="BalancingPlate-v0", **changes):
