@@ -140,7 +140,7 @@ class Args:
         }
         check_limits(self, limits)
         fits = self.batch_size % self.num_minibatches == 0 and self.num_minibatches < self.batch_size
-        require(fits, f"--num-minibatches {self.num_minibatches} must divide {self.batch_size} = N * T, each 2 or more")
+        require(fits, f"--num-minibatches {self.num_minibatches} must divide {self.batch_size} = N * T into parts > 1")
         whole = self.num_envs % self.envs_per_shard == 0
         require(whole, f"--envs-per-shard {self.envs_per_shard} must divide --num-envs {self.num_envs}")
         shards = self.num_envs // self.envs_per_shard

@@ -116,7 +116,7 @@ class Args:
         }
         check_limits(self, limits)
         fits = self.batch_size % self.num_minibatches == 0 and self.num_minibatches < self.batch_size
-        require(fits, f"--num-minibatches {self.num_minibatches} must divide {self.batch_size} = N * T, each 2 or more")
+        require(fits, f"--num-minibatches {self.num_minibatches} must divide {self.batch_size} = N * T into parts > 1")
 
 
 # ----- Environment -----

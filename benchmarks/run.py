@@ -605,7 +605,7 @@ def steps_of(run_folder: Path, about: dict[str, Any]) -> int:
         return int(about.get("global_step") or 0)
     import torch
 
-    return int(torch.load(path, mmap=True, weights_only=True)["counters"]["global_step"])
+    return int(torch.load(path, map_location="cpu", mmap=True, weights_only=True)["counters"]["global_step"])
 
 
 def versions_of(about: dict[str, Any]) -> str:

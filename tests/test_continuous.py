@@ -654,7 +654,7 @@ INTEGERS = '{"low": [0], "high": [3], "action_dtype": "int64"}'
         (["--env-id=Pendulun-v1", "--capture-video"], ["the nearest ids: Pendulum-v1"]),
         (["--hidden-sizes", "64", "0"], ["--hidden-sizes 0 must be between 1 and 10,000"]),
         (["--num-minibatches=3"], ["must divide 2048 = N * T"]),
-        (["--num-minibatches=2048"], ["must divide 2048 = N * T, each 2 or more"]),
+        (["--num-minibatches=2048"], ["must divide 2048 = N * T into parts > 1"]),
         (["--total-timesteps=100"], ["--total-timesteps 100 must be between 2,048 and inf"]),
         (["--log-std-init=3"], ["--log-std-init 3.0 must be between -5 and 2"]),
         (["--gamma=1.5"], ["--gamma 1.5 must be between 0 and 1"]),

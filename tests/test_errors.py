@@ -73,8 +73,8 @@ def box(*flags):
     # 2 x 32 = 64 samples.
     box("--num-minibatches=3", "--num-minibatches 3 must divide 64 = N * T"),
     box("--num-minibatches=128", "--num-minibatches 128 must divide 64 = N * T"),
-    box("--num-minibatches=64", "--num-minibatches 64 must divide 64 = N * T, each 2 or more"),
-    box("--no-norm-adv", "--num-minibatches=64", "must divide 64 = N * T, each 2 or more"),
+    box("--num-minibatches=64", "--num-minibatches 64 must divide 64 = N * T into parts > 1"),
+    box("--no-norm-adv", "--num-minibatches=64", "must divide 64 = N * T into parts > 1"),
     box("--total-timesteps=63", "--total-timesteps 63 must be between 64 and inf"),
     # Of another kind than a number, or no flag at all: the parser's own words.
     box("--num-envs=two", "--num-envs"),

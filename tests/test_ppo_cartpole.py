@@ -339,7 +339,7 @@ def test_a_loss_that_overflows_ends_the_run_and_keeps_the_checkpoint(tmp_path, m
         (["--env-id=small_envs:Ramp3Term-v0"], "Box (1, 36, 36) uint8 and Discrete () int64; ppo_cartpole.py takes"),
         (["--env-id=FrozenLake-v1"], "it has Discrete () int64 and Discrete () int64; ppo_cartpole.py takes"),
         (["--num-minibatches=3"], "--num-minibatches 3 must divide 64 = N * T"),
-        (["--num-minibatches=64"], "--num-minibatches 64 must divide 64 = N * T, each 2 or more"),
+        (["--num-minibatches=64"], "--num-minibatches 64 must divide 64 = N * T into parts > 1"),
         (["--total-timesteps=63"], "--total-timesteps 63 must be between 64 and inf"),
         (["--clip-coef=0"], "--clip-coef 0.0 must be between 1e-12 and inf"),
         (["--gamma=1.1"], "--gamma 1.1 must be between 0 and 1"),
