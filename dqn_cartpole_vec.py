@@ -674,7 +674,7 @@ def prepare(args: Args) -> torch.device:
             doing = "--compile needs a C++ compiler"
             torch.compile(torch.neg)(torch.zeros(2, device=device))
     except Exception as error:  # environments and compilers may raise anything
-        raise UsageError(f"{doing}: {str(error) or repr(error)}") from error
+        raise UsageError(f"{doing}: {type(error).__name__}: {error}".replace("UsageError: ", "")) from error
     seed_everything(args.seed)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(args.torch_deterministic)

@@ -148,7 +148,7 @@ def test_ids_with_a_random_frame_skip_are_never_proposed(monkeypatch, capsys):
     ("Pendulum-v1", ["has Box (3,) float32 and Box (1,) float32", "ppo_continuous.py vectors and Box"]),
     ("FrozenLake-v1", ["has Discrete () int64 and Discrete () int64", "envs/README.md"]),
     ("small_envs:RampSmall-v0", ["has Box (4, 20, 20) uint8", "uint8 images from 36 x 36 on"]),
-    ("Broken-v0", ["cannot be used: first line the argument 'map_name' is missing"]),
+    ("Broken-v0", ["cannot be used: TypeError: first line the argument 'map_name' is missing"]),
 ])  # fmt: skip
 def test_an_environment_that_does_not_fit_is_refused(monkeypatch, capsys, tmp_path, env_id, parts):
     line = refused(monkeypatch, capsys, f"--env-id={env_id}")
@@ -195,12 +195,24 @@ class Mute(small_envs.Ramp):
         raise NotImplementedError
 
 
+class Goalless(small_envs.Ramp):
+    """It has a bug at its start, of which python says no more than a word."""
+
+    def reset(self, *, seed=None, options=None):
+        return {}["goal"]
+
+
 gym.register("Mute-v0", entry_point=Mute, disable_env_checker=True)
+gym.register("Goalless-v0", entry_point=Goalless, disable_env_checker=True)
 
 
-def test_an_error_without_words_has_a_name(monkeypatch, capsys, tmp_path):
-    line = refused(monkeypatch, capsys, "--env-id=Mute-v0", "--capture-video")
-    assert line == "error: --env-id Mute-v0 with --env-kwargs {} cannot be used: NotImplementedError()\n"
+def test_an_error_of_an_environment_has_a_name(monkeypatch, capsys, tmp_path):
+    for name, flag, error in (
+        ("Mute", "--capture-video", "NotImplementedError:"),
+        ("Goalless", "--seed=1", "KeyError: 'goal'"),
+    ):
+        line = refused(monkeypatch, capsys, f"--env-id={name}-v0", flag)
+        assert line == f"error: --env-id {name}-v0 with --env-kwargs {{}} cannot be used: {error}\n"
 
 
 # ----- Memory and packages -----

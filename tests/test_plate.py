@@ -7,14 +7,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from dqn_runs import TINY
 from short_runs import command_line, load, only_run, scalars
-from test_dqn import TINY
 
 import dqn_balancing_plate as script
 
 
 def tiny(run_dir, env_id="BalancingPlate-v0", **changes):
-    return script.Args(**{**TINY, "env_id": env_id, "run_dir": str(run_dir), **changes})
+    return script.Args(**{**TINY, "hidden_sizes": (8,), "env_id": env_id, "run_dir": str(run_dir), **changes})
 
 
 class Distances(gym.Env):
