@@ -19,33 +19,25 @@ Memory: the peak of the measurement's process, for our script with its checkpoin
 Nothing else may run on the machine meanwhile; the load average at the start stands in the report.
 """
 
-import csv
 import dataclasses
 import importlib
 import importlib.metadata
 import io
 import itertools
-import multiprocessing
-import os
-import platform
-import shlex
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext, redirect_stdout, suppress
+from contextlib import redirect_stdout
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Literal, TextIO
+from typing import Literal
 
-import psutil
+import measuring
 import tyro
 
-ROOT = Path(__file__).resolve().parent.parent
 NUM_STEPS = {"ppo_atari": 128, "a2c_atari": 5}
 PEERS = {"ppo_atari": "PPO", "a2c_atari": "A2C"}
 """classes of stable-baselines3"""
@@ -92,16 +84,12 @@ class Args:
     """Markdown file to write; the raw measurements go beside it, into a file of the same name that ends in .csv"""
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "iterations", "num_envs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
+        measuring.check_args(self, ("rounds", "iterations", "num_envs"))
         for name in ("size_rounds", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 0")
         if self.script == "ppo_atari" and self.batch_size(self.num_envs) % MINIBATCH_SIZE:
             raise ValueError(f"--num-envs {self.num_envs}: times 128 must be a multiple of the minibatch, 256")
-        if self.out and (self.out.suffix == ".csv" or not self.out.parent.is_dir()):
-            raise ValueError(f"--out {self.out}: must be a Markdown file in a folder that exists")
 
     def batch_size(self, num_envs: int) -> int:
         """Returns the samples of one rollout."""
@@ -154,7 +142,7 @@ def time_ours(backend: str, num_envs: int, args: Args, device: str) -> tuple[lis
             progress=False,
         )
         script.train(script_args)
-        memory = peak_rss_mib()
+        memory = measuring.peak_rss_mib()
         # Only now, so that it does not count as memory of the training.
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -214,7 +202,7 @@ def time_sb3(num_envs: int, args: Args, device: str) -> tuple[list[float], float
     # Our script takes the time before it logs, so here nothing is logged.
     model.learn(args.batch_size(num_envs) * (args.iterations + 1), callback=clock, log_interval=None)
     envs.close()
-    return [end - start for start, end in itertools.pairwise(clock.times)], peak_rss_mib()
+    return [end - start for start, end in itertools.pairwise(clock.times)], measuring.peak_rss_mib()
 
 
 def time_envs(backend: str, num_envs: int, args: Args) -> tuple[list[float], float]:
@@ -233,7 +221,7 @@ def time_envs(backend: str, num_envs: int, args: Args) -> tuple[list[float], flo
             for action in actions:
                 envs.step(action)
             seconds.append(time.perf_counter() - start)
-    return seconds, peak_rss_mib()
+    return seconds, measuring.peak_rss_mib()
 
 
 def ours(backend: str, num_envs: int, args: Args) -> dict[str, str | int]:
@@ -246,19 +234,6 @@ def ours(backend: str, num_envs: int, args: Args) -> dict[str, str | int]:
         "num_envs": num_envs,
         "threads": args.threads,
     }
-
-
-def peak_rss_mib() -> float:
-    """Returns the largest resident memory of this process so far, in MiB."""
-    if sys.platform == "linux":
-        # Not getrusage, whose maximum starts at the size of the process that started this one.
-        line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM:"))
-        return int(line.split()[1]) / 2**10
-    if sys.platform == "win32":
-        return psutil.Process().memory_info().peak_wset / 2**20
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def measure(table: int, round_number: int, program: str, num_envs: int, args: Args) -> Measurement:
@@ -298,10 +273,8 @@ def measure_all(args: Args) -> Iterator[Measurement]:
     """Yields all measurements, each from a fresh process: the first table's in alternation, then the second's."""
     todo = [(1, i, program, args.num_envs) for i in range(1, args.rounds + 1) for program in PROGRAMS]
     todo += [(2, i, "ale", num_envs) for i in range(1, args.size_rounds + 1) for num_envs in SIZES]
-    context = multiprocessing.get_context("spawn")
     for job in todo:
-        with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
-            measurement = pool.submit(measure, *job, args).result()
+        measurement = measuring.in_own_process(measure, *job, args)
         table, round_number, program, num_envs = job
         line = f"table {table}, round {round_number}: {PROGRAMS[program]}, {num_envs} environments"
         print(f"{line}: {measurement.steps_per_second:,.0f} steps/s", file=sys.stderr, flush=True)
@@ -322,9 +295,8 @@ def speed_table(measurements: list[Measurement]) -> list[str]:
     for program, name in PROGRAMS.items():
         own = speeds[program]
         ratios[program] = [a / b for a, b in zip(own, speeds["sb3"], strict=True)]
-        ratio = f"{median(ratios[program]):.2f} ({min(ratios[program]):.2f} to {max(ratios[program]):.2f})"
         # Training against bare environments compares nothing.
-        ratio = "" if program.startswith("env_") else ratio
+        ratio = "" if program.startswith("env_") else measuring.median_and_extremes(ratios[program])
         lines.append(f"| {name} | {median(own):,.0f} | {min(own):,.0f} | {max(own):,.0f} | {ratio} |")
     reached = median(ratios["ale"])
     verdict = "reached" if reached >= RATIO_TO_REACH else "not reached"
@@ -347,43 +319,15 @@ def size_table(measurements: list[Measurement]) -> list[str]:
     return lines
 
 
-def machine(device: str) -> str:
-    """Returns the machine in words: CPU, cores that this process may use, and GPU."""
-    cpu = platform.processor() or platform.machine()
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{cpu}, {num_cores()} cores, {'no GPU used' if device == 'cpu' else device}, {platform.system()}"
-
-
-def num_cores() -> int:
-    """Returns how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def commit() -> str:
-    """Returns the short hash of the commit that was measured, with -dirty after it if a file differed."""
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-
-
-def report(measurements: list[Measurement], args: Args, load: float) -> str:
+def report(args: Args, measurements: list[Measurement], load: float) -> str:
     """Returns the report in Markdown."""
     packages = ("torch", "gymnasium", "ale-py", "stable-baselines3")
-    versions = [f"python {platform.python_version()}", *(f"{x} {importlib.metadata.version(x)}" for x in packages)]
     flags = " ".join(f"--{name}" for name in ("compile", "amp") if getattr(args, name)) or "none"
-    shown = [Path(x).name if Path(x).is_absolute() else x for x in sys.argv[1:]]  # the report is to be published
     passes = f"{UPDATE_EPOCHS} epochs, minibatches of {MINIBATCH_SIZE}" if args.script == "ppo_atari" else "one batch"
     lines = [
         f"# Speed of {args.script}.py beside stable-baselines3's {PEERS[args.script]}, {args.env_id}",
         "",
-        f"- Date: {datetime.now(UTC).isoformat(timespec='seconds')}",
-        f"- Machine: {machine(measurements[0].device)}; load average at the start: {load:.2f}",
-        f"- Versions: {', '.join(versions)}; commit {commit()}",
-        f"- Command: `{shlex.join(['python', 'benchmarks/speed_atari.py', *shown])}`",
+        *measuring.heading("speed_atari.py", packages, measurements[0].device, load),
         f"- Threads: {args.threads}; further flags of {args.script}.py: {flags}",
         f"- Steps are agent steps over all environments, 4 frames each; seed {SEED}.",
         "",
@@ -405,35 +349,18 @@ def report(measurements: list[Measurement], args: Args, load: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def open_csv(args: Args) -> nullcontext[TextIO] | TextIO:
-    """Returns the file of raw measurements, or without --out a buffer that nobody reads."""
-    return open(args.out.with_suffix(".csv"), "w", newline="") if args.out else nullcontext(io.StringIO())
-
-
 def main() -> None:
     """Runs the command line: status 0 when done, 2 when the arguments are wrong."""
     args = tyro.cli(Args)
-    args = dataclasses.replace(args, threads=args.threads or num_cores())
+    args = dataclasses.replace(args, threads=args.threads or measuring.num_cores())
     # The processes of the measurements inherit this path.
-    sys.path.insert(0, str(ROOT))
+    sys.path.insert(0, str(measuring.ROOT))
     import ppo_atari
 
     try:
         if not ppo_atari.is_atari(ppo_atari.find_spec(args.env_id)):
             raise ppo_atari.UsageError(f"--env-id {args.env_id}: this is no Atari game")
-        load = psutil.getloadavg()[0]
-        measurements = []
-        with open_csv(args) as file:
-            rows = csv.DictWriter(file, [field.name for field in dataclasses.fields(Measurement)], lineterminator="\n")
-            rows.writeheader()
-            for measurement in measure_all(args):
-                measurements.append(measurement)
-                rows.writerow(dataclasses.asdict(measurement))
-                file.flush()
-        text = report(measurements, args, load)
-        if args.out:
-            args.out.write_text(text)
-        print(text)
+        measuring.publish(measure_all(args), partial(report, args), args.out)
     except (ppo_atari.UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

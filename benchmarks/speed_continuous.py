@@ -24,33 +24,22 @@ Fair:   machines are noisy and slow down while they are hot or shared, so one ro
 Nothing else may run on the machine meanwhile; the load average at the start stands in the report.
 """
 
-import csv
-import dataclasses
-import functools
-import importlib.metadata
 import io
 import itertools
-import multiprocessing
-import os
-import platform
-import shlex
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing, nullcontext, redirect_stdout, suppress
+from contextlib import closing, redirect_stdout
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
-import psutil
+import measuring
 import tyro
 
-ROOT = Path(__file__).resolve().parent.parent
 SEED = 1
 SIZES = {
     "BipedalWalker-v3": {"num_envs": 16, "num_steps": 256, "num_minibatches": 16 * 256 // 128, "update_epochs": 10},
@@ -86,13 +75,9 @@ class Args:
     """Markdown file to write; the raw measurements go beside it, into a file of the same name that ends in .csv"""
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "iterations", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} {getattr(self, name)}: must be at least 1")
+        measuring.check_args(self, ("rounds", "iterations", "threads"))
         if not self.env_ids or len(set(self.env_ids)) < len(self.env_ids):
             raise ValueError(f"--env-ids {' '.join(self.env_ids)}: must be one task or more, each once")
-        if self.out and (self.out.suffix == ".csv" or not self.out.parent.is_dir()):
-            raise ValueError(f"--out {self.out}: must be a Markdown file in a folder that exists")
 
 
 @dataclass(frozen=True)
@@ -244,7 +229,7 @@ def measure(env_id: str, round_number: int, program: str, args: Args) -> Measure
 
     torch.set_num_threads(args.threads)
     kind, _, vector = program.rpartition("_")
-    compiled = functools.partial(time_ours, compiled=True)
+    compiled = partial(time_ours, compiled=True)
     time_program = {"": time_ours, "compile": compiled, "sb3": time_sb3, "env": time_envs}[kind]
     seconds = time_program(env_id, vector, args)
     assert len(seconds) == args.iterations + 1, f"want {args.iterations + 1} iterations, got {len(seconds)}"
@@ -266,18 +251,11 @@ def measure(env_id: str, round_number: int, program: str, args: Args) -> Measure
 # ----- In the main process -----
 def measure_all(args: Args) -> Iterator[Measurement]:
     """Yields all measurements, each from a fresh process, in alternation."""
-    context = multiprocessing.get_context("spawn")
     for round_number, env_id, program in itertools.product(range(1, args.rounds + 1), args.env_ids, PROGRAMS):
-        with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
-            measurement = pool.submit(measure, env_id, round_number, program, args).result()
+        measurement = measuring.in_own_process(measure, env_id, round_number, program, args)
         line = f"{env_id}, round {round_number}: {PROGRAMS[program]}"
         print(f"{line}: {measurement.steps_per_second:,.0f} steps/s", file=sys.stderr, flush=True)
         yield measurement
-
-
-def median_and_extremes(ratios: list[float]) -> str:
-    """Returns ratios in words."""
-    return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def speed_table(measurements: list[Measurement], env_id: str) -> list[str]:
@@ -296,7 +274,7 @@ def speed_table(measurements: list[Measurement], env_id: str) -> list[str]:
         own = speeds[program]
         # Training against bare environments compares nothing.
         pair = (program, f"sb3_{program.removeprefix('compile_')}")
-        ratio = median_and_extremes(ratios[pair]) if pair in ratios else ""
+        ratio = measuring.median_and_extremes(ratios[pair]) if pair in ratios else ""
         lines.append(f"| {name} | {median(own):,.0f} | {min(own):,.0f} | {max(own):,.0f} | {ratio} |")
     verdicts = []
     for program, to_reach in zip(("sync", "compile_sync"), RATIOS_TO_REACH[env_id], strict=True):
@@ -308,57 +286,20 @@ def speed_table(measurements: list[Measurement], env_id: str) -> list[str]:
         *lines,
         "",
         *verdicts,
-        f"- ppo_continuous.py, async to sync: {median_and_extremes(gain)}: async "
+        f"- ppo_continuous.py, async to sync: {measuring.median_and_extremes(gain)}: async "
         + ("pays" if median(gain) > 1 else "does not pay"),
     ]
 
 
-def machine() -> str:
-    """Returns the machine in words: CPU, cores that this process may use, and operating system."""
-    cpu = platform.processor() or platform.machine()
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{cpu}, {num_cores()} cores, no GPU used, {platform.system()}"
-
-
-def num_cores() -> int:
-    """Returns how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def commit() -> str:
-    """Returns the short hash of the commit that was measured, with -dirty after it if a file differed."""
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-
-
-def command() -> str:
-    """Returns the command line; of an absolute path only the file's name, since the report is to be published."""
-    flags = [flag.rpartition("=") for flag in sys.argv[1:]]
-    shown = [f"{flag}{sign}{Path(value).name if Path(value).is_absolute() else value}" for flag, sign, value in flags]
-    return shlex.join(["python", "benchmarks/speed_continuous.py", *shown])
-
-
-def report(measurements: list[Measurement], args: Args, load: float) -> str:
+def report(args: Args, measurements: list[Measurement], load: float) -> str:
     """Returns the report in Markdown."""
     import ppo_continuous
 
-    versions = [f"python {platform.python_version()}"]
-    for package in ("torch", "gymnasium", "numpy", "box2d", "stable-baselines3"):
-        # Pendulum-v1 runs without Box2D.
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions.append(f"{package} {importlib.metadata.version(package)}")
+    packages = ("torch", "gymnasium", "numpy", "box2d", "stable-baselines3")
     lines = [
         "# Speed of ppo_continuous.py",
         "",
-        f"- Date: {datetime.now(UTC).isoformat(timespec='seconds')}",
-        f"- Machine: {machine()}; load average at the start: {load:.2f}",
-        f"- Versions: {', '.join(versions)}; commit {commit()}",
-        f"- Command: `{command()}`",
+        *measuring.heading("speed_continuous.py", packages, "cpu", load),
         f"- Threads: {args.threads}; steps are over all environments; seed {SEED}.",
         f"- Rounds in alternation: {args.rounds}; each measurement: 1 untimed iteration, {args.iterations} timed.",
     ]
@@ -374,16 +315,11 @@ def report(measurements: list[Measurement], args: Args, load: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def open_csv(args: Args) -> nullcontext[TextIO] | TextIO:
-    """Returns the file of raw measurements, or without --out a buffer that nobody reads."""
-    return open(args.out.with_suffix(".csv"), "w", newline="") if args.out else nullcontext(io.StringIO())
-
-
 def main() -> None:
     """Runs the command line: status 0 when done, 2 when the arguments are wrong or a package is missing."""
     args = tyro.cli(Args)
     # The processes of the measurements inherit this path.
-    sys.path.insert(0, str(ROOT))
+    sys.path.insert(0, str(measuring.ROOT))
     import gymnasium as gym
 
     import ppo_continuous
@@ -392,19 +328,7 @@ def main() -> None:
         for env_id in args.env_ids:
             # Now rather than in the middle: Box2D may be missing.
             ppo_continuous.make_env(ppo_continuous.Args(env_id=env_id)).close()
-        load = psutil.getloadavg()[0]
-        measurements = []
-        with open_csv(args) as file:
-            rows = csv.DictWriter(file, [field.name for field in dataclasses.fields(Measurement)], lineterminator="\n")
-            rows.writeheader()
-            for measurement in measure_all(args):
-                measurements.append(measurement)
-                rows.writerow(dataclasses.asdict(measurement))
-                file.flush()
-        text = report(measurements, args, load)
-        if args.out:
-            args.out.write_text(text)
-        print(text)
+        measuring.publish(measure_all(args), partial(report, args), args.out)
     except (ppo_continuous.UsageError, gym.error.Error, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -24,35 +24,27 @@ Memory: a training's is the peak of its process, all that it loaded included, fo
 Nothing else may run on the machine meanwhile; the load average at the start stands in the report.
 """
 
-import csv
 import dataclasses
-import importlib.metadata
 import io
 import math
-import multiprocessing
-import os
-import platform
-import shlex
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing, nullcontext, redirect_stdout, suppress
+from contextlib import closing, redirect_stdout
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
+import measuring
 import psutil
 import tyro
 
 if TYPE_CHECKING:
     import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
 SEED = 1
 BATCH_SIZE = 32
 LEARNING_RATE = 1e-4
@@ -113,16 +105,12 @@ class Args:
     """Markdown file to write; the raw measurements go beside it, into a file of the same name that ends in .csv"""
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "steps", "untimed_steps", "num_envs", "train_frequency"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
+        measuring.check_args(self, ("rounds", "steps", "untimed_steps", "num_envs", "train_frequency"))
         for name in ("buffer_size", "sample_size"):
             if getattr(self, name) < 16 * self.num_envs:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 16 * num_envs")
         if self.threads < 0:
             raise ValueError(f"--threads {self.threads}: must be at least 0")
-        if self.out and (self.out.suffix == ".csv" or not self.out.parent.is_dir()):
-            raise ValueError(f"--out {self.out}: must be a Markdown file in a folder that exists")
 
     @property
     def total_steps(self) -> int:
@@ -299,22 +287,9 @@ def measure_training(program: str, args: Args, device: str) -> dict[str, Any]:
         "updates": updates,
         "seconds": seconds,
         "steps_per_second": steps / seconds,
-        "rss_mib": peak_rss_mib(),
+        "rss_mib": measuring.peak_rss_mib(),
         "cuda_mib": torch.cuda.max_memory_reserved() / 2**20 if device == "cuda" else 0.0,
     }
-
-
-def peak_rss_mib() -> float:
-    """Returns the largest resident memory of this process so far, in MiB."""
-    if sys.platform == "linux":
-        # Not getrusage, whose maximum starts at the size of the process that started this one.
-        line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM:"))
-        return int(line.split()[1]) / 2**10
-    if sys.platform == "win32":
-        return psutil.Process().memory_info().peak_wset / 2**20
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 # ----- In a process of its own: sampling -----
@@ -323,13 +298,14 @@ def make_memory(kind: str, size: int, args: Args, device: str) -> Any:  # noqa: 
     import numpy as np
     import torch
     from gymnasium import spaces
-    from stable_baselines3.common.buffers import ReplayBuffer
 
     import dqn_atari
 
     if kind == "ours":
         replay_device = torch.device(device if args.replay_on_device else "cpu")
         return dqn_atari.ReplayBuffer(size, args.num_envs, OBS_SHAPE, OBS_SHAPE[0], replay_device)
+    from stable_baselines3.common.buffers import ReplayBuffer
+
     return ReplayBuffer(
         size,
         spaces.Box(0, 255, OBS_SHAPE, np.uint8),
@@ -423,19 +399,12 @@ def measure_all(args: Args) -> Iterator[Measurement]:
     use_cuda = args.cuda and torch.cuda.is_available()
     tasks = [task for task in TASKS if use_cuda or task != "sample_to_gpu"]
     todo = [(task, i, program) for i in range(1, args.rounds + 1) for task in tasks for program in PROGRAMS]
-    context = multiprocessing.get_context("spawn")
     for task, round_number, program in todo:
-        with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
-            measurement = pool.submit(measure, task, round_number, program, args).result()
+        measurement = measuring.in_own_process(measure, task, round_number, program, args)
         value = measurement.steps_per_second or measurement.sample_ms
         line = f"round {round_number}: {PROGRAMS[program]}: {value:,.2f} {TASKS[task]}"
         print(line, file=sys.stderr, flush=True)
         yield measurement
-
-
-def median_and_extremes(numbers: list[float]) -> str:
-    """Returns numbers in words."""
-    return f"{median(numbers):.2f} ({min(numbers):.2f} to {max(numbers):.2f})"
 
 
 def of_program(measurements: list[Measurement], task: str, program: str, name: str) -> list[float]:
@@ -470,9 +439,9 @@ def speed_table(measurements: list[Measurement]) -> list[str]:
         *lines,
         "",
         f"- steps/s, ratio to stable-baselines3 to reach: {SPEED_RATIO_TO_REACH}, measured: "
-        f"{median_and_extremes(speed)}: {verdict}",
+        f"{measuring.median_and_extremes(speed)}: {verdict}",
         f"- peak memory of the whole process, ratio to stable-baselines3: "
-        f"{median_and_extremes(ratios(measurements, 'train', 'rss_mib'))}",
+        f"{measuring.median_and_extremes(ratios(measurements, 'train', 'rss_mib'))}",
     ]
 
 
@@ -516,49 +485,15 @@ def sample_table(measurements: list[Measurement]) -> list[str]:
     return [*lines, "", f"- ms to reach on the CPU: at most {SAMPLE_MS_TO_REACH:g}, measured: {found}: {verdict}"]
 
 
-def machine(device: str) -> str:
-    """Returns the machine in words: CPU, cores that this process may use, and GPU."""
-    cpu = platform.processor() or platform.machine()
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{cpu}, {num_cores()} cores, {'no GPU used' if device == 'cpu' else device}, {platform.system()}"
-
-
-def num_cores() -> int:
-    """Returns how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def commit() -> str:
-    """Returns the short hash of the commit that was measured, with -dirty after it if a file differed."""
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-
-
-def command() -> str:
-    """Returns the command line; of an absolute path only the file's name, since the report is to be published."""
-    flags = [flag.rpartition("=") for flag in sys.argv[1:]]
-    shown = [f"{flag}{sign}{Path(value).name if Path(value).is_absolute() else value}" for flag, sign, value in flags]
-    return shlex.join(["python", "benchmarks/speed_dqn.py", *shown])
-
-
-def report(measurements: list[Measurement], args: Args, load: float) -> str:
+def report(args: Args, measurements: list[Measurement], load: float) -> str:
     """Returns the report in Markdown."""
     packages = ("torch", "gymnasium", "ale-py", "stable-baselines3")
-    versions = [f"python {platform.python_version()}", *(f"{x} {importlib.metadata.version(x)}" for x in packages)]
     passed = [f"--{x.replace('_', '-')}" for x in ("compile", "amp", "replay_on_device") if getattr(args, x)]
     common = math.gcd(args.train_frequency, args.num_envs)
     lines = [
         f"# Speed and memory of dqn_atari.py, {args.env_id}",
         "",
-        f"- Date: {datetime.now(UTC).isoformat(timespec='seconds')}",
-        f"- Machine: {machine(measurements[0].device)}; load average at the start: {load:.2f}",
-        f"- Versions: {', '.join(versions)}; commit {commit()}",
-        f"- Command: `{command()}`",
+        *measuring.heading("speed_dqn.py", packages, measurements[0].device, load),
         f"- Threads: {args.threads}, for sampling 1; further flags of dqn_atari.py: {' '.join(passed) or 'none'}",
         f"- Steps are agent steps over all environments, 4 frames each; seed {SEED}.",
         f"- Rounds in alternation: {args.rounds}.",
@@ -586,17 +521,12 @@ def report(measurements: list[Measurement], args: Args, load: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def open_csv(args: Args) -> nullcontext[TextIO] | TextIO:
-    """Returns the file of raw measurements, or without --out a buffer that nobody reads."""
-    return open(args.out.with_suffix(".csv"), "w", newline="") if args.out else nullcontext(io.StringIO())
-
-
 def main() -> None:
     """Runs the command line: status 0 when done, 2 when the arguments are wrong or the memory is too small."""
     args = tyro.cli(Args)
-    args = dataclasses.replace(args, threads=args.threads or num_cores())
+    args = dataclasses.replace(args, threads=args.threads or measuring.num_cores())
     # The processes of the measurements inherit this path.
-    sys.path.insert(0, str(ROOT))
+    sys.path.insert(0, str(measuring.ROOT))
     import torch
 
     import dqn_atari
@@ -605,21 +535,10 @@ def main() -> None:
         if not dqn_atari.is_atari(dqn_atari.find_spec(args.env_id)):
             raise dqn_atari.UsageError(f"--env-id {args.env_id}: this is no Atari game")
         # Now rather than in the middle.
-        largest = max(args.sample_size, args.buffer_size)
-        dqn_atari.check_memory(int(largest * bytes_per_transition("sb3", args)), torch.device("cpu"))
-        load = psutil.getloadavg()[0]
-        measurements = []
-        with open_csv(args) as file:
-            rows = csv.DictWriter(file, [field.name for field in dataclasses.fields(Measurement)], lineterminator="\n")
-            rows.writeheader()
-            for measurement in measure_all(args):
-                measurements.append(measurement)
-                rows.writerow(dataclasses.asdict(measurement))
-                file.flush()
-        text = report(measurements, args, load)
-        if args.out:
-            args.out.write_text(text)
-        print(text)
+        largest = max(("sample_size", "buffer_size"), key=lambda name: getattr(args, name))
+        num_bytes = int(getattr(args, largest) * bytes_per_transition("sb3", args))
+        dqn_atari.check_memory(num_bytes, torch.device("cpu"), largest.replace("_", "-"))
+        measuring.publish(measure_all(args), partial(report, args), args.out)
     except (dqn_atari.UsageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

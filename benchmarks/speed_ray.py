@@ -16,7 +16,6 @@ Nothing else may run on the machine meanwhile; the load average at the start sta
 
 import os
 import platform
-import shlex
 import statistics
 import subprocess
 import sys
@@ -25,14 +24,14 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import measuring
 import numpy as np
 import torch
 import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-import ppo_atari_ray as script  # noqa: E402
+sys.path.insert(0, str(measuring.ROOT))
+import ppo_atari_ray as script
 
 MACHINES, WORKERS, GIGABITS = 8, (4, 8, 16, 32, 64), (1, 10)
 PROGRAMS = {
@@ -76,7 +75,7 @@ def run_once(args: Args, name: str) -> tuple[float, float]:
         flags = (f"--env-id={args.env_id}", f"--num-envs={args.num_envs}", *shard, *flags, f"--run-dir={folder}")
         total = f"--total-timesteps={args.iterations * args.num_envs * 128}"
         off = ("--eval-every=0", "--checkpoint-every=0", "--eval-episodes=1", "--no-progress", "--no-cuda")
-        command = [sys.executable, str(ROOT / f"{program}.py"), *flags, total, *off]
+        command = [sys.executable, str(measuring.ROOT / f"{program}.py"), *flags, total, *off]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         (run,) = Path(folder).iterdir()
         events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
@@ -164,8 +163,7 @@ def report(args: Args) -> tuple[str, Costs]:
     """Returns the report in Markdown, and the costs."""
     load = os.getloadavg()[0]
     rounds = [{name: run_once(args, name) for name in PROGRAMS} for _ in range(args.rounds)]
-    shown = [Path(x).name if Path(x).is_absolute() else x for x in sys.argv[1:]]  # the report is to be published
-    lines = ["# Speed of ppo_atari_ray.py", "", f"`python benchmarks/speed_ray.py {shlex.join(shown)}`  "]
+    lines = ["# Speed of ppo_atari_ray.py", "", f"`{measuring.command('speed_ray.py')}`  "]
     lines += [
         f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, load {load:.1f} at the start",
         "",
