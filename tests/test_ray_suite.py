@@ -246,19 +246,23 @@ def test_a_run_whose_node_died_goes_on_elsewhere(tmp_path, cluster):
     cluster.remove_node(second, allow_graceful=False)
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out
-    (seed, name) = re.search(r"cartpole, seed (\d): its node died: .*\n.*resumed from (\S+)\n", out).groups()
+    seed = re.search(r"cartpole, seed (\d): its node died: ", out)[1]
+    name = re.search(rf"cartpole, seed {seed}: resumed from (\S+)\n", out)[1]
     folders = {path.parent.name.split("__")[2]: path.parent for path in checkpoints(tmp_path)}
     assert (len(folders), folders[seed].name) == (2, name)
     for key, folder in folders.items():
         assert load(folder)["counters"]["global_step"] == TOTAL
         assert [step for step, _ in scalars(folder)["charts/SPS"]] == list(range(1024, TOTAL + 1, 1024))
         assert {path.suffix for path in folder.iterdir() if "tfevents" not in path.name} == {".pt", ".json"}
-        assert len(list(folder.glob("events.*"))) == 1 + (key == seed)
+        # For some seconds Ray may still send to the dead node: a start that never runs, or an evaluation, for which a
+        # finished training is resumed once more.
+        starts = range(1 + (key == seed), 2 + out.count(f"cartpole, seed {key}: resumed from"))
+        assert len(list(folder.glob("events.*"))) in starts
         resumed_at = json.loads((folder / "args.json").read_text())["global_step"]
-        assert (0 < resumed_at < TOTAL) if key == seed else resumed_at == 0
-        assert resumed_at % 4096 == 0
+        assert resumed_at in (range(4096, TOTAL + 1, 4096) if key == seed else (0, TOTAL))
         done = json.loads((folder.parent / f"done-{key}.json").read_text())
-        assert (done["starts"], done["steps"]) == (1 + (key == seed), TOTAL)
+        assert done["starts"] in starts
+        assert done["steps"] == TOTAL
     with open(tmp_path / "runs" / "results.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["seed"], row["evaluation"], row["episodes"]) for row in rows] == [
