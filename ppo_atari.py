@@ -94,7 +94,7 @@ class Args:
     anneal_lr: bool = True  # let the learning rate fall linearly to 0 over the run
     gamma: float = 0.99  # discount of a reward one step later
     compile: bool = False  # compile the network, or an update's loss; needs a C++ compiler on a CPU, seconds to start
-    amp: bool = False  # bfloat16 before the last layer; pays on CPUs with AMX or AVX512_BF16, crawls on others
+    amp: bool = False  # bfloat16 before the last layer; pays with AMX, or AVX512_BF16 on CPUs by AMD, slows others
 
     num_minibatches: int = 4  # minibatches of one pass over the batch; B / num_minibatches samples each
     update_epochs: int = 4  # passes over each batch
@@ -421,7 +421,10 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
     old = vars(args) | (load_checkpoint(args.resume)["args"] if args.resume is not None else {})
     require((n := old["num_envs"] * old["num_steps"]) == args.batch_size, f"--num-envs times --num-steps must stay {n}")
     device = prepare(args)
-    if device.type == "cpu" and not args.amp and torch.cpu.get_capabilities().get("avx512_bf16"):
+    cpu = torch.cpu.get_capabilities()
+    # On Intel's CPUs it takes AMX: AVX512_BF16 alone was measured to be slower than float32.
+    bfloat16_pays = cpu.get("amx_bf16") or (cpu.get("avx512_bf16") and "AMD" in cpu["cpu_name"])
+    if device.type == "cpu" and not args.amp and bfloat16_pays:
         print("hint: --amp is faster here", flush=True)
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         # Freed memory stays here, since each minibatch asks for as much: page faults took a fifth of the speed.
