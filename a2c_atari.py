@@ -422,7 +422,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         mode = "reduce-overhead" if device.type == "cuda" else "default"
         forward = torch.compile(agent, mode=mode) if args.compile else agent
 
-        # Storage of one rollout, channels last in memory, as convolutions want them; what is small is on the CPU.
+        # Storage of one rollout, channels last in memory, as convolutions want them; rewards and dones are on the CPU.
         size, (channels, height, width) = (args.num_steps, args.num_envs), envs.single_observation_space.shape
         obs = torch.zeros((*size, height, width, channels), dtype=torch.uint8, device=device).permute(0, 1, 4, 2, 3)
         actions, values = torch.zeros(size, dtype=torch.int64, device=device), torch.zeros(size, device=device)
