@@ -146,8 +146,8 @@ def is_atari(spec: EnvSpec) -> bool:
 class NativeAtariEnv(AtariVectorEnv):
     """ale-py's C++ vector environment, where a lost life counts as termination and rewards are their signs.
 
-    Up to 30 no-ops, the larger of two images, 84 x 84 pixels and stacks of 4 are its defaults, as make_env has them. It
-    presses FIRE at a game's start only: after a lost life, game and stack go on, and the agent has to press it.
+    Its defaults are make_env's: the larger of two images, 84 x 84 pixels, stacks of 4; 0 to 29 no-ops, FIRE the first.
+    It presses FIRE at a game's start only: after a lost life, game and stack go on, and the agent has to press it.
     `infos["whole_episode"]` has the true score and the length in agent steps of each whole game that ended, else None.
     """
 
@@ -474,7 +474,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
             terms = {"value_loss": v_loss, "policy_loss": pg_loss, "entropy": entropy, "grad_norm": grad_norm}
             run.counters["global_step"] = global_step = iteration * args.batch_size
             scalars = {f"losses/{name}": value.item() for name, value in terms.items()}
-            scalars["losses/explained_variance"] = 1 - advantages.numpy().var() / (returns.numpy().var() + 1e-12)
+            if args.batch_size > 1:  # one number has no variance to explain
+                scalars["losses/explained_variance"] = 1 - advantages.numpy().var() / (returns.numpy().var() + 1e-12)
             scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
             scalars["charts/SPS"] = args.batch_size / (time.perf_counter() - start_time)
             run.log(scalars)

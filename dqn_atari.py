@@ -151,8 +151,8 @@ def is_atari(spec: EnvSpec) -> bool:
 class NativeAtariEnv(AtariVectorEnv):
     """ale-py's C++ vector environment, where a lost life counts as termination and rewards are their signs.
 
-    Up to 30 no-ops, the larger of two images, 84 x 84 pixels and stacks of 4 are its defaults, as make_env has them. It
-    presses FIRE at a game's start only: after a lost life, game and stack go on, and the agent has to press it.
+    Its defaults are make_env's: the larger of two images, 84 x 84 pixels, stacks of 4; 0 to 29 no-ops, FIRE the first.
+    It presses FIRE at a game's start only: after a lost life, game and stack go on, and the agent has to press it.
     `infos["whole_episode"]` has the true score and the length in agent steps of each whole game that ended, else None.
     """
 

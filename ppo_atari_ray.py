@@ -170,8 +170,8 @@ def is_atari(spec: EnvSpec) -> bool:
 class NativeAtariEnv(AtariVectorEnv):
     """ale-py's C++ vector environment, where a lost life counts as termination and rewards are their signs.
 
-    Up to 30 no-ops, the larger of two images, 84 x 84 pixels and stacks of 4 are its defaults, as make_env has them. It
-    presses FIRE at a game's start only: after a lost life, game and stack go on, and the agent has to press it.
+    Its defaults are make_env's: the larger of two images, 84 x 84 pixels, stacks of 4; 0 to 29 no-ops, FIRE the first.
+    It presses FIRE at a game's start only: after a lost life, game and stack go on, and the agent has to press it.
     `infos["whole_episode"]` has the true score and the length in agent steps of each whole game that ended, else None.
     """
 
@@ -588,7 +588,8 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         obs = torch.zeros((*size, height, width, channels), dtype=torch.uint8).permute(0, 1, 4, 2, 3)
 
         # The first shard draws from the learner's stream, as ppo_atari.py does, unless the two draw at the same time.
-        states = [torch.Generator().manual_seed(run.env_seed + shard).get_state() for shard in range(num_shards)]
+        first_seed = run.env_seed + args.overlap * num_shards  # a resumed learner's is env_seed
+        states = [torch.Generator().manual_seed(first_seed + shard).get_state() for shard in range(num_shards)]
         first_step, futures = run.counters["global_step"], []
 
         def start_collecting(step: int) -> list[Any]:

@@ -443,6 +443,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         num_iterations = args.total_timesteps // args.batch_size  # whole ones; the steps that remain are left out
         modules = {"agent": agent, "reward_scaler": reward_scaler, "optimizer": optimizer}
         run = cleanup.push(Run(args, "global_step", num_iterations * args.batch_size, **modules))
+        optimizer.param_groups[0]["fused"] = not args.compile  # --resume brings the checkpoint's
 
         loss_of, clip_norm, step = minibatch_loss, nn.utils.clip_grad_norm_, optimizer.step
         if args.compile:

@@ -361,7 +361,9 @@ def minibatch_loss(agent: Agent, args: Args, minibatch: tuple[Tensor, ...]) -> t
     """
     scaled_obs, actions, logprobs, values, advantages, returns, noise = minibatch
     policy, new_values = agent.policy(scaled_obs), agent.value(scaled_obs)
-    moved = type(policy)(policy.loc + noise, policy.scale, validate_args=False)
+    # At 80 deviations its ratio is 0; from 89 on a Gumbel's density would overflow to a gradient of NaN.
+    loc = torch.min(policy.loc + noise, actions + 80 * policy.scale)
+    moved = type(policy)(loc, policy.scale, validate_args=False)
     noisy_ratio = (moved.log_prob(actions).sum(-1) - logprobs).exp()
     if args.norm_adv:
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
@@ -458,6 +460,7 @@ def train(args: Args) -> tuple[Agent, np.ndarray]:  # noqa: C901, PLR0915 (one s
         num_iterations = args.total_timesteps // args.batch_size  # whole ones; the steps that remain are left out
         modules = {"agent": agent, "reward_scaler": reward_scaler, "optimizer": optimizer}
         run = cleanup.push(Run(args, "global_step", num_iterations * args.batch_size, **modules))
+        optimizer.param_groups[0]["fused"] = not args.compile  # --resume brings the checkpoint's
 
         loss_of, clip_norm, step = minibatch_loss, nn.utils.clip_grad_norm_, optimizer.step
         if args.compile:
