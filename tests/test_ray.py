@@ -150,6 +150,24 @@ def test_with_overlap_the_rollout_is_of_weights_that_are_one_update_old(tmp_path
     assert [value > 1e-7 for value in divergences] == [False, overlap, overlap]
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_resumed_runs_random_streams_differ_unless_they_take_turns(tmp_path, monkeypatch, overlap):
+    """Four shards and the learner; a generator's state holds its seed. Without overlap shard 0 draws as the learner."""
+    script.train(arguments(tmp_path, total_timesteps=160, overlap=overlap))
+    seeds, real = [], script.fetch
+
+    def noting(ray, futures):
+        answers = real(ray, futures)
+        rollouts = [x for answer in answers if isinstance(answer, list) for x in answer]
+        seeds.extend(script.torch.Generator().set_state(x["state"]).initial_seed() for x in rollouts)
+        return answers
+
+    monkeypatch.setattr(script, "fetch", noting)
+    resume(script, monkeypatch, only_run(tmp_path), "--total-timesteps=320")
+    assert len(seeds) == 4
+    assert len({*seeds, script.torch.initial_seed()}) == 4 + overlap
+
+
 # ----- Checkpoints -----
 def test_a_run_goes_on_with_another_number_of_workers(tmp_path, monkeypatch, capsys):
     script.train(arguments(tmp_path / "one", total_timesteps=160))
